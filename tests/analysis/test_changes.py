@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zerosim.analysis.changes import pairs, sent, settings, with_one
+from zerosim.analysis.changes import sent, settings, with_one
+from zerosim.analysis.knobs import pairs
 from zerosim.config import RunConfig, plan_config
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult

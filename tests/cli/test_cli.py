@@ -308,15 +308,18 @@ def test_tokens_decide_the_number_of_steps(folder: Path, capsys: pytest.CaptureF
 
 
 def test_compare_shows_stages_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *SMALL, "--stages", "0,3", "--json", "out.json", "--gpu", "a100-80"]) == 0
+    assert (
+        main(["compare", *SMALL, "--stages", "0,3", "--json", "out.json", "--gpu", "a100-80", "--recipe", "paper"]) == 0
+    )
     out, err = capsys.readouterr()
     assert err == ""
     assert "Final weights of stages 0 and 3: bit-identical ✓" in out
     assert "≠" not in out
     figures = json.loads(Path("out.json").read_text("utf-8"))
-    assert list(figures["runs"]) == ["0", "3"]
-    assert figures["weights"] == {"bit_identical": [[0, 3]], "differences": []}
-    for stage, modelled in figures["time"].items():
+    assert list(figures["columns"]) == ["0", "3"]
+    assert figures["weights"] == {"bit_identical": [["0", "3"]], "differences": []}
+    for stage, column in figures["columns"].items():
+        modelled = column["time"]
         assert f"{1e3 * modelled['step_s']:.4g}" in out, stage
         assert modelled["step_s_low"] is None or modelled["step_s_low"] < modelled["step_s_high"]
         names = "compute_s", "slowed_s", "bubble_s", "host_s", "copies_s"

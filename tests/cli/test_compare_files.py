@@ -39,28 +39,34 @@ def test_what_changed_is_what_both_plans_say(folder: Path, capsys: Capture) -> N
     assert err == ""
     said = " ".join(out.split())
     assert said.startswith("3 settings differ. From A to B: peak ")
-    for side, file in (("a", "a.toml"), ("b", "b.toml")):
-        own = planned(file, "--gpu", "a100-80")
-        assert own["peak_bytes"] == found[side]["peak_bytes"] == found["totals"][side]["taken_bytes"]
-        assert own["time"] == found[side]["time"]
-        for rows in ("peak_by_kind", "peak_by_unit"):
-            assert sum(row[side] for row in found[rows]) == own["peak_bytes"]
-        assert sum(row[side] for row in found["seconds"]) == pytest.approx(own["time"]["step_s"])
+    for side, file in (("A", "a.toml"), ("B", "b.toml")):
+        own, column, totals = (
+            planned(file, "--gpu", "a100-80"),
+            found["columns"][side],
+            found["changes"]["totals"][side],
+        )
+        figures = column["figures"]
+        assert own["peak_bytes"] == column["peak_bytes"] == totals["taken_bytes"] == figures["peak"]["peak"]
+        assert own["time"] == column["time"]
+        kinds = [nbytes for kind, nbytes in figures["peak"].items() if kind not in ("peak", "reserved (estimated)")]
+        assert sum(filter(None, kinds)) == sum(figures["units"].values()) == own["peak_bytes"]
+        assert figures["time"]["step"] == own["time"]["step_s"]
         traffic = [(one["stands_for"], row) for one in own["ranks"] for row in one["traffic"]]
         sent = sum(alike * row["sent_bytes"] for alike, row in traffic if row["purpose"] != "control")
-        assert sum(row[side] for row in found["sent"]) == found["totals"][side]["sent_bytes"] == sent / 8
+        assert sum(value for key, value in figures["sent"].items() if "dp_shard" in key) == sent / 8
+        assert totals["sent_bytes"] == figures["sent"]["sent"] == sent / 8
 
 
 def test_each_setting_stands_beside_what_it_moves_alone(folder: Path, capsys: Capture) -> None:
     found = compared("a.toml", "b.toml", "--gpu", "a100-80")
-    settings = {one["name"]: (one["a"], one["b"]) for one in found["settings"]}
+    settings = {one["name"]: (one["a"], one["b"]) for one in found["changes"]["settings"]}
     assert settings == {"stage": (2, 3), "recompute": ("none", "full"), "seed": (0, 5)}
-    alone = {one["name"]: one for one in found["alone"]}
+    alone = found["changes"]["alone"]
     for flags in (["--stage", "3"], ["--recompute", "full"]):
         own = planned("a.toml", "--gpu", "a100-80", *flags)
         assert alone[flags[0].strip("-")]["taken_bytes"] == own["peak_bytes"]
         assert alone[flags[0].strip("-")]["step_s"] == own["time"]["step_s"]
-    assert {key: alone["seed"][key] for key in found["totals"]["a"]} == found["totals"]["a"]
+    assert {key: alone["seed"][key] for key in found["changes"]["totals"]["A"]} == found["changes"]["totals"]["A"]
 
 
 def test_settings_that_follow_and_settings_that_need_another(folder: Path, capsys: Capture) -> None:
@@ -68,26 +74,32 @@ def test_settings_that_follow_and_settings_that_need_another(folder: Path, capsy
         A.replace("gpt2", "gpt2-medium") + 'pp = 2\naccumulate = 4\npipeline = "gpipe"\n', "utf-8"
     )
     found = compared("a.toml", "b.toml")
-    assert {one["name"] for one in found["settings"] if not one["follows"]} == {"model", "pp", "pipeline", "accumulate"}
-    assert {"layers", "hidden", "heads", "kv_heads", "ffn"} == {
-        one["name"] for one in found["settings"] if one["follows"]
+    assert {one["name"] for one in found["changes"]["settings"] if not one["follows"]} == {
+        "model",
+        "pp",
+        "pipeline",
+        "accumulate",
     }
-    errors = {one["name"]: one["error"] for one in found["alone"] if "error" in one}
+    assert {"layers", "hidden", "heads", "kv_heads", "ffn"} == {
+        one["name"] for one in found["changes"]["settings"] if one["follows"]
+    }
+    errors = {name: one["error"] for name, one in found["changes"]["alone"].items() if "error" in one}
     assert list(errors) == ["pipeline"]
     said = " ".join(capsys.readouterr().out.split())
     assert f"pipeline cannot stand alone: {errors['pipeline']}" in said
     assert "hidden 768 → 1,024" in said
-    assert "A step is of 8,192 tokens in A, of 16,384 in B." in said
-    assert found["seconds"] == []
+    assert "a step is 8 x 1,024 tokens." in said
+    assert "a step is 16 x 1,024 tokens." in said
+    assert found["columns"]["A"]["time"] is None
 
 
 def test_what_a_plan_wrote_is_a_file_too(folder: Path, capsys: Capture) -> None:
     planned("a.toml", "--recompute", "full")
     found = compared("a.toml", "plan.json")
-    assert [one["name"] for one in found["settings"]] == ["recompute"]
+    assert [one["name"] for one in found["changes"]["settings"]] == ["recompute"]
     planned("a.toml")
-    assert compared("plan.json", "a.toml")["settings"] == []
-    assert "No setting differs: both plans are the same." in capsys.readouterr().out
+    assert compared("plan.json", "a.toml")["changes"]["settings"] == []
+    assert "No setting differs: both are the same." in capsys.readouterr().out
 
 
 @pytest.mark.quick(1)

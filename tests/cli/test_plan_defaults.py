@@ -82,14 +82,14 @@ def test_what_a_plan_advises_is_what_is_planned_then(capsys: pytest.CaptureFixtu
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("verb", ["plot memory -o x.svg", "plot throughput -o x.svg --sizes 2,3"])
-def test_pictures_of_several_stages_are_of_one_recipe(
+def test_pictures_of_several_stages_have_each_stages_recipe(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*verb.split(), *GPU, "--json", "-"]) == 0
     told = capsys.readouterr()
-    assert json.loads(told.out)["config"]["recipe"] == "paper"
-    assert "with flash attention and recipe paper" in told.err
+    assert json.loads(told.out)["config"]["recipe"] == "fsdp2"
+    assert "with flash attention and recipes ddp, deepspeed and fsdp2" in told.err
     assert main(["plot", "timeline", *GPU, "-o", "x.svg", "--json", "-"]) == 0  # of one stage
     assert json.loads(capsys.readouterr().out)["config"]["recipe"] == "fsdp2"
 

@@ -157,9 +157,9 @@ def test_units_that_stay_gathered_are_explained() -> None:
 
 def test_compare_on_a_mesh() -> None:
     config = RunConfig(**SIZES, ranks=8, tp=2, pp=2, accumulate=2)
-    comparison = Comparison(config, {stage: run(config.at_stage(stage)) for stage in (0, 1)})
+    comparison = Comparison("stage", {stage: run(config.at_stage(stage)) for stage in (0, 1)})
     text = printed(comparison)
-    assert text.startswith("Stages 0, 1 on 8 ranks: pp 2 x dp 2 x tp 2, recipe paper\n")
+    assert text.startswith("Stages 0 and 1 on 8 ranks: pp 2 x dp 2 x tp 2, recipe paper, ")
     assert "exchanged" in text
     assert "4Ψ_r + 12Ψ_r/N" in text
     assert "≠" not in text

@@ -129,7 +129,7 @@ def test_optimizers_draws_each_ones_loss_and_bytes(tmp_path: File, capsys: pytes
     words = ["plot", "optimizers", "--optimizers", "adam,sgd", "--stage", "2", "-q", *SMALL]
     assert main([*words, "-o", str(out), "--json", str(figures)]) == 0
     runs = json.loads(figures.read_text("utf-8"))["runs"]
-    assert [run["bytes_per_parameter"]["optim"] for run in runs.values()] == [12, 4]
+    assert [run["figures"]["states"]["optim per parameter"] for run in runs.values()] == [12, 4]
     text = out.read_text("utf-8")
     assert ">12</text>" in text
     assert "exp_avg + exp_avg_sq + master" in text

@@ -177,11 +177,11 @@ def test_a_comparison_marks_what_a_plan_marks() -> None:
     copied = with_rows(result, 0, twice)
     assert all(check.agrees for check in checks(elsewhere)[0].states)
     for one, marks in ((result, "✓ ✓"), (elsewhere, "≠ ✓"), (copied, "✓ ≠")):
-        found, comparison = checks(one), Comparison(one.config, {2: one})
+        found, comparison = checks(one), Comparison("stage", {2: one})
         assert formulas_agree(found) == (marks == "✓ ✓")
         lines = [line.split()[-1] for line in text_of(comparison).splitlines() if line.startswith("agrees")]
         assert " ".join(lines) == marks
-        said = comparison.to_dict()["formulas"]["2"]
+        said = comparison.to_dict()["columns"]["2"]["formulas"]
         assert said["agree"] == formulas_agree(found)
         assert [check["agrees"] for check in said["checks"][0]] == [
             check.agrees for check in (*found[0].of_memory, *found[0].of_step)
@@ -243,7 +243,7 @@ def test_a_summary_fits_and_loses_no_digit(changes: dict[str, Any], width: int) 
     assert "…" not in text
     for check in [*checks(result)[0].states, *checks(result, 1)[0].sent]:
         assert show(check.formula) in text
-    comparison = text_of(Comparison(result.config, {result.config.parallel.zero_stage: result}), width, terminal=True)
+    comparison = text_of(Comparison("stage", {result.config.parallel.zero_stage: result}), width, terminal=True)
     assert max(len(line.rstrip()) for line in comparison.splitlines()) <= width
 
 
@@ -354,19 +354,20 @@ def test_out_of_memory_shows_bytes_and_advice() -> None:
 # -- several stages -----------------------------------------------------------------------------------
 def test_stages_with_the_same_bits_are_grouped_and_others_measured() -> None:
     results = {stage: trained(stage=stage) for stage in STAGES}
-    assert Comparison(results[0].config, results).identical == [[0, 1, 2, 3]]
+    assert Comparison("stage", results).identical == [["0", "1", "2", "3"]]
 
     other = {name: array.copy() for name, array in results[2].weights.items()}
     other["wte.weight"][3, 4] += 0.5
     changed = {**results, 2: dataclasses.replace(results[2], weights=other)}
-    comparison = Comparison(results[0].config, changed)
-    assert comparison.identical == [[0, 1, 3], [2]]
-    assert comparison.differences == {(0, 2): pytest.approx(0.5)}
-    assert comparison.contradictions == [(0, 2)]
+    comparison = Comparison("stage", changed)
+    assert comparison.identical == [["0", "1", "3"], ["2"]]
+    assert comparison.differences == {("0", "2"): pytest.approx(0.5)}
+    assert comparison.contradictions == [("0", "2")]
     assert "≠" in text_of(comparison)
-    assert comparison.to_dict()["weights"]["differences"][0]["stages"] == [0, 2]
+    assert comparison.to_dict()["weights"]["differences"][0]["columns"] == ["0", "2"]
 
-    accumulated = Comparison(results[0].config.replace(accumulate=2), changed)
+    twice = {stage: dataclasses.replace(one, config=one.config.replace(accumulate=2)) for stage, one in changed.items()}
+    accumulated = Comparison("stage", twice)
     assert accumulated.contradictions == []
 
 
@@ -439,7 +440,7 @@ def test_steps_are_counted_from_one_origin_in_one_report() -> None:
 
 def test_a_result_is_shown_in_a_notebook() -> None:
     result = trained(partition="owner")
-    comparison = Comparison(result.config, {3: result})
+    comparison = Comparison("stage", {3: result})
     found = checks(result)
     for shown in (summary(result), states_table(found), traffic_table(found), owners_table(result), comparison):
         bundle = shown._repr_mimebundle_([], [])

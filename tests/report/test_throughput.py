@@ -30,7 +30,7 @@ def test_points_are_plans_of_that_size(tmp_path: Path, capsys: pytest.CaptureFix
         assert "Modelled, not measured" in out.read_text("utf-8")
         for stage, line in ((0, numbers["lines"]["DDP"]), (3, numbers["lines"]["ZeRO-3"])):
             for point in line:
-                sizes = dict(layers=point["layers"], hidden=64, heads=4, attention="flash", stage=stage)
+                sizes = dict(layers=point["layers"], hidden=64, heads=4, attention="flash", stage=stage, recipe="usual")
                 cluster = cluster_of(find_hardware("a100-80"))
                 result = plan(plan_config(**sizes, ranks=point["ranks"]), cluster=cluster)
                 assert point["time"] == time_values(result, cluster)

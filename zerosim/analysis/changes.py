@@ -4,7 +4,7 @@ words."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -37,13 +37,9 @@ class Totals(NamedTuple):
     sent_bytes: Fraction
     seconds: float | None
 
-
-class Alone(NamedTuple):
-    """Plan A's totals with one setting of B's, or the reason why that cannot be planned."""
-
-    setting: Setting
-    totals: Totals | None
-    why_not: str = ""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"taken_bytes": self.taken_bytes, "sent_bytes": float(self.sent_bytes), "step_s": self.seconds}
 
 
 def settings(a: RunConfig, b: RunConfig) -> list[Setting]:
@@ -68,17 +64,16 @@ def with_one(a: RunConfig, b: RunConfig, name: str) -> Candidate:
 
 def each_alone(
     a: RunConfig, b: RunConfig, found: list[Setting], totals_of: Callable[[RunConfig], Totals]
-) -> list[Alone]:
-    """Plan A with each given setting of B's alone. Settings that affect only values are left out."""
-    tried = []
-    for setting in found:
-        if setting.follows or setting.name in WITH_VALUES.split():
-            continue
-        one = with_one(a, b, setting.name)
+) -> dict[str, Totals | str]:
+    """Plan A with each given setting of B's alone, or say why that cannot be planned. Settings that affect only values
+    are left out."""
+    tried: dict[str, Totals | str] = {}
+    for name in (one.name for one in found if not one.follows and one.name not in WITH_VALUES.split()):
+        one = with_one(a, b, name)
         try:
-            tried.append(Alone(setting, None if one.config is None else totals_of(one.config), one.why_not))
+            tried[name] = one.why_not if one.config is None else totals_of(one.config)
         except InputError as error:
-            tried.append(Alone(setting, None, str(error)))
+            tried[name] = str(error)
     return tried
 
 
@@ -109,9 +104,3 @@ def by_units(at: Snapshot) -> dict[tuple[str, str], int]:
 def group_of(unit: str) -> str:
     """Return the group of a unit: h.* for h.17, h.*.mlp.c_fc for h.17.mlp.c_fc."""
     return ".".join("*" if part.isdigit() else part for part in unit.split("."))
-
-
-def pairs(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[Any, tuple[Any, Any]]:
-    """Return both values of each key, 0 if one side lacks it, largest change first."""
-    both = {key: (a.get(key, 0), b.get(key, 0)) for key in {**a, **b}}
-    return dict(sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0])))

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
 from zerosim.analysis.capabilities.experts import more_shared
@@ -25,12 +24,12 @@ from zerosim.analysis.search import no_reserve
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts.allocators import is_exact, without_fragmentation
 from zerosim.config.parts.memory import WITH_THE_HEAD
+from zerosim.config.presets.recipes import USUAL, find_recipe
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
 
 MOST_RANKS = 64
-FLASH: Mapping[str, Any] = MappingProxyType({"attention": "flash"})
 LimitedTrial = Callable[[RunConfig, int], Mapping[str, int]]
 """Bytes by kind of the fullest rank, on devices of that capacity; more than the capacity if that is too
 small. Raises: OutOfMemory if another memory is too small, InputError for what cannot be planned."""
@@ -105,33 +104,104 @@ def cheapest_fits(
     return found
 
 
-def leaner_losses(config: RunConfig, rows: int | None = None) -> list[str]:
-    """Return loss modes that hold less of the logits than the configuration's own, cheapest first.
+class Change(NamedTuple):
+    """A kind of change: the options that it sets, its price, and the values to try, cheapest first."""
 
-    `chunked` holds a second gradient of the head (V, D) where others hold logits (tokens, V): no gain for few tokens.
-    `rows`: a microbatch's, if not the configuration's.
+    sets: str
+    price: str
+    values: Callable[[RunConfig], Iterable[Mapping[str, Any]]]
+
+
+def _segments(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    if (conf := without_fragmentation(config.memory)) is not None:
+        yield {"allocator_conf": conf}
+
+
+def _losses(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    yield from ({"loss": loss} for loss in leaner_losses(config) if loss != "chunked")
+
+
+def _chunks(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    yield from ({"loss": loss} for loss in leaner_losses(config) if loss == "chunked")
+
+
+def _stages(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    given = config.given.get("recipe", USUAL)
+    has = range(4) if given == USUAL else find_recipe(given).stages
+    yield from ({"stage": higher} for higher in range(config.parallel.zero_stage + 1, 4) if higher in has)
+    yield from more_shared(config) if config.parallel.zero_stage < 3 else ()
+
+
+def _flash(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    if config.memory.attention == "eager" and config.model.has_blocks:
+        yield {"attention": "flash"}
+
+
+def _parts(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    yield from ({"recompute": again} for again in ever_more_recompute(config)[1:] if again != "full")
+
+
+def _rows(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    """Yield smaller microbatches with more accumulation: every divisor of the microbatch, largest first."""
+    own, accumulate = config.data.micro_batch, config.data.accumulate
+    fewer = [rows for rows in divisors(own) if rows < own]
+    yield from ({"micro_batch": rows, "accumulate": accumulate * own // rows} for rows in fewer[::-1])
+
+
+def _blocks(config: RunConfig) -> Iterator[Mapping[str, Any]]:
+    if "full" in ever_more_recompute(config)[1:]:
+        yield {"recompute": "full"}
+
+
+CHANGES = (
+    Change("allocator_conf", "nothing", _segments),
+    Change("loss", "another kernel, the same work", _losses),
+    Change("prefetch prefetch_elements max_live", "time: gathers are waited for", without_prefetch),
+    Change("stage ep etp", "traffic", _stages),
+    Change("attention", "another kernel", _flash),
+    Change("loss", "the head runs again", _chunks),
+    Change("recompute", "these parts run again", _parts),
+    Change("micro_batch accumulate", "smaller matrices, the same global batch", _rows),
+    Change("recompute", "a third more arithmetic", _blocks),
+)
+"""The changes of one kind, cheapest first. After them come several at once, rows that several ranks share, offload, and
+more ranks."""
+
+
+def leaner_losses(config: RunConfig, rows: int | None = None) -> list[str]:
+    """Return losses that hold less of the logits than the configuration's own, cheapest first, as its recipe's users
+    have them: Megatron-LM's fused loss, Liger's fused loss with the head in PyTorch, and zerosim's own with the paper.
+
+    Losses with the head hold a second gradient of the head (V, D) where others hold logits (tokens, V): no gain for few
+    tokens. `rows`: a microbatch's, if not the configuration's.
     """
     own, tokens = config.memory.loss, (rows or config.data.micro_batch) * config.model.seq
-    leaner = ["in-place"] if own not in ("in-place", *WITH_THE_HEAD) else []
-    leaner += ["chunked"] if own not in WITH_THE_HEAD and tokens > config.model.hidden else []
-    return leaner if config.model.has_blocks else []
+    names = {"paper": ("in-place", "chunked"), "megatron": ("megatron-fused",)}.get(config.parallel.recipe, ("liger",))
+    if not config.model.has_blocks or own in WITH_THE_HEAD:
+        return []
+    few = tokens <= config.model.hidden
+    return [name for name in names if name != own and not (few and name in WITH_THE_HEAD)]
 
 
 def changes(config: RunConfig, memories: Collection[str] = ()) -> Iterator[tuple[RunConfig, str]]:
-    """Yield configurations of the same model and the flags that lead there, cheapest first.
-
-    These are: an allocator's setting against fragmentation, the logits' gradient written over the logits (another
-    kernel, the same work), no prefetch (costs only time), a higher ZeRO stage (costs only traffic), a layer's experts
-    shared by more ranks (tokens travel), another attention kernel, the logits in chunks (runs the head again),
-    recomputing the attention core, a smaller microbatch with more accumulation (the same global batch, smaller
-    matrices), recomputing whole blocks (a third more arithmetic), all of them, every row over several ranks with more
-    accumulation (attention sends), that and all of the others, model states in other `memories` (the CPU's step, and
-    copies), these and all of the others, and more ranks (more devices).
-    """
+    """Yield configurations of the same model and the flags that lead there, cheapest first: those of `CHANGES`, the
+    strongest of them together, every row over several ranks with more accumulation (attention sends), model states in
+    other `memories` (the CPU's step, and copies), all of these, and more ranks (more devices)."""
     combined = _combined(config)
     more_ranks = _with_more_ranks(config, combined[-1])
     for changed in chain(_with_these_ranks(config, combined, memories), more_ranks):
         yield changed, flags_of(config, changed)
+
+
+def price_of(config: RunConfig, changed: RunConfig) -> str:
+    """Return the price of a change of one kind; '' for several."""
+    names = {name for name in OPTIONS if config.value(name) != changed.value(name) and name in changed.given}
+    for change in CHANGES:
+        if names <= set(change.sets.split()) and any(
+            all(changed.value(name) == value for name, value in values.items()) for values in change.values(config)
+        ):
+            return change.price
+    return ""
 
 
 def flags_of(config: RunConfig, changed: RunConfig) -> str:
@@ -157,23 +227,8 @@ def flags_of(config: RunConfig, changed: RunConfig) -> str:
 def _with_these_ranks(
     config: RunConfig, combined: Sequence[RunConfig], memories: Collection[str]
 ) -> Iterator[RunConfig]:
-    conf = without_fragmentation(config.memory)
-    more, stage = ever_more_recompute(config)[1:], config.parallel.zero_stage
-    leaner = leaner_losses(config)
-    ways: list[Mapping[str, Any]] = [
-        *([{"allocator_conf": conf}] if conf is not None else []),
-        *({"loss": loss} for loss in leaner if loss == "in-place"),
-        *without_prefetch(config),
-        *({"stage": higher} for higher in range(stage + 1, 4)),
-        *(more_shared(config) if stage < 3 else []),
-        *([FLASH] if _takes_flash(config) else []),
-        *({"loss": loss} for loss in leaner if loss == "chunked"),
-        *({"recompute": again} for again in more if again == "selective"),
-    ]
-    yield from accepted(candidate(config, **values) for values in ways)
-    yield from _smaller(config)
-    if "full" in more:
-        yield from accepted([candidate(config, recompute="full")])
+    for change in CHANGES:
+        yield from accepted(candidate(config, **values) for values in change.values(config))
     for number, least in enumerate(combined[1:]):
         if number:  # alone the first was tried above
             yield least
@@ -190,11 +245,11 @@ def _with_these_ranks(
 def _combined(config: RunConfig) -> list[RunConfig]:
     """Return the configuration, then the changes that save most, each together with those before it. Of a refused one
     the next weaker is taken; if all are refused, it is left out."""
-    more, chunked = ever_more_recompute(config)[:0:-1], [one for one in leaner_losses(config, 1) if one == "chunked"]
+    more, losses = ever_more_recompute(config)[:0:-1], [one for one in leaner_losses(config, 1) if one != "in-place"]
     ladder: tuple[list[Mapping[str, Any]], ...] = (
         [{"stage": stage} for stage in range(3, config.parallel.zero_stage, -1)],
-        [FLASH] if _takes_flash(config) else [],
-        [{"loss": loss} for loss in chunked],
+        [*_flash(config)],
+        [{"loss": loss} for loss in losses],
         [{"recompute": again} for again in more],
     )
     found = [config]
@@ -203,17 +258,8 @@ def _combined(config: RunConfig) -> list[RunConfig]:
     return found
 
 
-def _takes_flash(config: RunConfig) -> bool:
-    return config.memory.attention == "eager" and config.model.has_blocks
-
-
 def _smaller(config: RunConfig) -> Iterator[RunConfig]:
-    """Yield smaller microbatches with more accumulation: every divisor of the microbatch, largest first."""
-    own, accumulate = config.data.micro_batch, config.data.accumulate
-    fewer = [rows for rows in divisors(own) if rows < own]
-    yield from accepted(
-        candidate(config, micro_batch=rows, accumulate=accumulate * own // rows) for rows in fewer[::-1]
-    )
+    yield from accepted(candidate(config, **values) for values in _rows(config))
 
 
 def _smallest(config: RunConfig) -> RunConfig:

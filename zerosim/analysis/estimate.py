@@ -47,6 +47,11 @@ class Bounds:
         self._stacks = sum(numel for name, numel in shapes.items() if is_of_experts(config.model, name))
         self._ran: dict[RunConfig, tuple[float, int]] = {}
 
+    @property
+    def numel(self) -> int:
+        """The model's parameters."""
+        return self._model.num_parameters
+
     def seconds(self, asked: RunConfig) -> float:
         """Return a lower bound on the seconds of a step, by the clock; 0 without one.
 
@@ -122,9 +127,11 @@ class Bounds:
         return self._ran[few]
 
 
-def estimates(unlimited: Callable[[RunConfig], Figures], *, has_clock: bool) -> Callable[[RunConfig], Estimate]:
+def estimates(
+    unlimited: Callable[[RunConfig], Figures], block_numel: int, *, has_clock: bool
+) -> Callable[[RunConfig], Estimate]:
     """Return an estimate of a step's seconds and bytes, which remembers the plans it made. The bytes of a pipeline are
-    not estimated where seconds are: its first stage refuses a whole plan soon."""
+    not estimated where seconds are: its first stage refuses a whole plan soon. `block_numel`: parameters of a block."""
     unlimited = cache(unlimited)
 
     def seconds(config: RunConfig) -> float:
@@ -134,6 +141,7 @@ def estimates(unlimited: Callable[[RunConfig], Figures], *, has_clock: bool) -> 
     def straight(config: RunConfig) -> Estimate:
         (chunks, less), layers = pipeline.layer_steps(config), sum(pipeline.layers_by_stage(config))
         few, start = chunks * period_of(config), first_period(config)
+        start += -(-(config.gathering.max_live or 0) // (block_numel * few))  # fewer stay gathered (DeepSpeed)
         shorter = None if layers <= (start + 2) * few or less else _of_layers(config, few, start)
         if shorter is None:
             return seconds(config), unlimited(config).peak_bytes

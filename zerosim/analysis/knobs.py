@@ -7,7 +7,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from zerosim.analysis.changes import Totals, pairs, totals
+from zerosim.analysis.changes import Totals, totals
 from zerosim.config import RunConfig
 from zerosim.dialects import Reading
 from zerosim.dialects.reading import Said
@@ -100,3 +100,9 @@ def _beside(knob: Knob, without: RunResult, whole: RunResult, after: Totals) -> 
         return knob
     kinds = [max(result.memory, key=lambda one: one.peak.total_bytes).peak.by_kind for result in (without, whole)]
     return knob._replace(more=more, kinds=pairs(*kinds))
+
+
+def pairs(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    """Return both values of each key, 0 if one side lacks it, largest change first."""
+    both = {key: (a.get(key, 0), b.get(key, 0)) for key in {**a, **b}}
+    return dict(sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0])))

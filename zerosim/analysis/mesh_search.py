@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
 from zerosim.analysis.capabilities import paging, pipeline
@@ -41,17 +42,43 @@ BOUND, ESTIMATE, PLAN = 0, 1, 2
 NODE = 8
 """GPUs per node, if not given."""
 Say = Callable[[RunConfig, Tried | None], None]
-_BEYOND = 10**18
-"""The bytes of a device without a limit."""
+
+
+class Group(NamedTuple):
+    """What a search found out about the ways of one recipe and ZeRO stage with the same cuts: how many there are and
+    how many needed too much memory, and the least seconds of an estimate or a plan (None: none was needed)."""
+
+    recipe: str
+    stage: int
+    cuts: tuple[str, ...]
+    ways: int
+    too_much: int
+    seconds: float | None
+
+
+class Known:
+    """Bounds and estimates of a model's configurations on some devices. Several searches may share them."""
+
+    def __init__(self, config: RunConfig, devices: Devices) -> None:
+        self.devices, self.least = devices, Bounds(config, devices.cluster)
+        each = self.least.numel // max(1, config.model.layers)
+        self.estimate = estimates(self._unlimited, each, has_clock=devices.cluster is not None)
+
+    def _unlimited(self, asked: RunConfig) -> Figures:
+        """Return a step's figures on devices without a limit. Of paged states only the limit tells."""
+        tried = self.devices.without_limit().within(candidate(asked, host_memory=None, paged_states=None).sure())
+        assert tried is not None
+        return Figures(0 if paging.is_on(asked) else tried.peak_bytes, 0, tried.time)
 
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """The answers, best first; the number of ways to cut model and batch, of estimated configurations, of
-    whole plans, and of those that did not fit. `ended`: False if the search was stopped, so there may be
-    better ones."""
+    """The answers, best first; what was found out about each group of ways; the number of ways to cut model and batch,
+    of estimated configurations, of whole plans, and of those that did not fit. `ended`: False if the search was
+    stopped, so there may be better ones."""
 
     found: Sequence[Tried]
+    groups: Sequence[Group] = ()
     candidates: int = 0
     estimated: int = 0
     planned: int = 0
@@ -72,14 +99,18 @@ def best_meshes(
     check_time: Callable[[], None] = lambda: None,
     say: Say = lambda config, tried: None,
     most: int = MOST,
+    known: Known | None = None,
+    allowed: Callable[[RunConfig], bool] = lambda config: True,
 ) -> Meshes:
     """Find the best of these families, each a configuration with ever more recompute, and of what is tried beside them.
-    `check_time` raises Stopped when time is up.
+    `check_time` raises Stopped when time is up; `known` are bounds and estimates of an earlier search. What
+    is tried beside a family is `allowed`.
 
     Raises: InputError if no candidate can be planned; KeyboardInterrupt before the first answer. Later an interrupt
     ends the search with the answers so far.
     """
-    search = _Search(config, [list(family) for family in families], devices, node, say, most)
+    known = known or Known(config, devices)
+    search = _Search(known, [list(family) for family in families], devices, node, say, most, allowed)
     ended = interrupted = False
     try:
         while search.goes_on():
@@ -98,34 +129,37 @@ def best_meshes(
         raise search.refusal
     too_much = [*search.estimated, *search.planned].count(False)
     counts = len(search.families), len(search.estimated), len(search.planned), too_much
-    return Meshes(search.found, *counts, ended)
+    return Meshes(search.found, search.groups(), *counts, ended)
 
 
 class _Search:
     """The state of a search: `waiting` candidates by value, and what is known of each."""
 
     def __init__(
-        self, config: RunConfig, families: list[list[RunConfig]], devices: Devices, node: int, say: Say, most: int
+        self,
+        known: Known,
+        families: list[list[RunConfig]],
+        devices: Devices,
+        node: int,
+        say: Say,
+        most: int,
+        allowed: Callable[[RunConfig], bool],
     ) -> None:
         self.families, self.devices, self.node, self.say, self.most = families, devices, node, say, most
-        self.least = Bounds(config, devices.cluster)
-        self.estimate = estimates(self.unlimited, has_clock=devices.cluster is not None)
+        self.allowed = allowed
+        self.least, self.estimate = known.least, known.estimate
         self.found: list[Tried] = []
         self.estimated: list[bool] = []
         self.planned: list[bool] = []
         self.work, self.error = 0, dict[tuple[object, ...], float]()
         self.refusal: InputError | None = None
+        self.too_much: set[int] = set()  # families, and the least seconds that were found for the others
+        self.seconds: dict[int, float] = {}
         self.refused: dict[RunConfig, int] = {}  # by `_one_row`: the smallest number of rows that does not fit
         self.seen, self.beside = {family[0] for family in families}, set[int]()
         self.waiting: list[tuple[tuple[float, int], int, int, int]] = []
         for number, family in enumerate(families):
             heapq.heappush(self.waiting, ((self.least.seconds(family[0]), 0), BOUND, number, 0))
-
-    def unlimited(self, asked: RunConfig) -> Figures:
-        """Return a step's figures on devices without a limit. Of paged states only the limit tells."""
-        tried = self.devices.without_limit().within(candidate(asked, host_memory=None, paged_states=None).sure())
-        assert tried is not None
-        return Figures(0 if paging.is_on(asked) else tried.peak_bytes, 0, tried.time)
 
     def goes_on(self) -> bool:
         """Return whether a waiting candidate may still be better than the worst answer, or than the best one if a
@@ -156,15 +190,19 @@ class _Search:
         if what == BOUND:
             if (guess := self.guessed(asked)) is None:
                 return False
+            self.seconds[number] = guess[0]
             heapq.heappush(self.waiting, (guess, ESTIMATE, number, level))
             return True
         if what == ESTIMATE:
-            for other in beside(asked, self.node):  # estimated first: a whole plan takes much longer
+            for other in filter(
+                self.allowed, beside(asked, self.node)
+            ):  # estimated first: a whole plan takes much longer
                 self.add(ladder(other), beside=True)
             heapq.heappush(self.waiting, (self.estimate(asked), PLAN, number, level))
             return True
         if not self.whole(asked):
             self.refuse(asked)
+            self.seconds.pop(number, None)
             return False
         return True
 
@@ -212,6 +250,7 @@ class _Search:
         """Add the candidate with more recompute, if that may help; else one whose rows are cut over more ranks."""
         family = self.families[number]
         smallest = _one_row(family[-1])
+        self.too_much.add(number)
         if level + 1 < len(family) and self.least.nbytes(smallest) <= self.devices.room(smallest):
             heapq.heappush(self.waiting, ((self.least.seconds(family[level + 1]), 0), BOUND, number, level + 1))
         elif number not in self.beside:
@@ -219,6 +258,23 @@ class _Search:
             row = candidate(family[0], micro_batch=1, accumulate=data.micro_batch * data.accumulate)
             for cut in islice(chain.from_iterable(map(wider, accepted([row]))), 1):
                 self.add(ladder(cut))
+
+    def groups(self) -> list[Group]:
+        """Return what was found out, by recipe, ZeRO stage and cuts."""
+        found: dict[tuple[str, int, tuple[str, ...]], list[int]] = {}
+        for number, (first, *_) in enumerate(self.families):
+            mesh, parallel = first.mesh.axes, first.parallel
+            cuts = tuple(axis for axis in ("tp", "cp", "pp", "ep") if mesh.size(axis) > 1)
+            found.setdefault((parallel.recipe, parallel.zero_stage, cuts), []).append(number)
+        return [
+            Group(
+                *key,
+                len(numbers),
+                len([number for number in numbers if number in self.too_much and number not in self.seconds]),
+                min((self.seconds[number] for number in numbers if number in self.seconds), default=None),
+            )
+            for key, numbers in found.items()
+        ]
 
     def plan_best_estimate(self) -> None:
         """Plan the candidate of the lowest estimate, if there is no answer yet."""

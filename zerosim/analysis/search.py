@@ -18,7 +18,7 @@ from zerosim.analysis.recompute import period_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.known import known_models
-from zerosim.config.parts.allocators import feels_limit
+from zerosim.config.parts.allocators import feels_limit, is_exact
 from zerosim.config.parts.context import cut_of
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.published import best_published
@@ -29,7 +29,10 @@ from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.train.build_model import build_model
 from zerosim.train.offload import node_has
 from zerosim.train.plan import judged, peak_of, plan
+from zerosim.train.result import RunResult
 
+NEARLY_FULL = 0.75
+"""The part of a device's room from which on an allocator's gaps may be too much."""
 MOST_MODELS = 3
 """A search for named models ends after this number that fit."""
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "params", "units",
@@ -57,7 +60,7 @@ def no_reserve(config: RunConfig) -> int:
 class Tried(NamedTuple):
     """A planned configuration: the most bytes that a rank takes from its device, the reserve beside them, the step's
     time, the memories that are too small, and a node's bytes of its other memories. `value` is that of a searched
-    size."""
+    size, `result` the whole plan and `cached` that under the caching allocator, if they were kept."""
 
     config: RunConfig
     peak_bytes: int
@@ -66,6 +69,8 @@ class Tried(NamedTuple):
     too_small: tuple[str, ...] = ()
     node_bytes: Mapping[str, int] = MappingProxyType({})
     value: Any = None
+    result: RunResult | None = None
+    cached: RunResult | None = None
 
     @property
     def taken_bytes(self) -> int:
@@ -92,11 +97,12 @@ class Tried(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Devices:
     """The devices of a search: each one's bytes, of which a reserve is kept, in the nodes of a cluster, if one is
-    given."""
+    given. `is_strict`: where exact bytes nearly fill the room, PyTorch's caching allocator has to fit too."""
 
     nbytes: int
     reserve: Callable[[RunConfig], int] = no_reserve
     cluster: Cluster | None = None
+    is_strict: bool = False
 
     def room(self, asked: RunConfig) -> int:
         """Return the device's bytes that the reserve leaves."""
@@ -116,6 +122,10 @@ class Devices:
             result, peak = plan(judged(exact, None), cluster=free, clock=False), peak_of(config, room, free)
         has = node_has(asked, self.cluster)
         most = {memory: max(sum(node.of(memory).values()) for node in result.nodes) for memory in (HOST, NVME)}
+        try:
+            self._cached(asked, peak)
+        except OutOfMemory:
+            peak = max(peak, room + 1)  # what its allocator leaves unused included
         small = [DEVICE] * (peak > room)
         small += [one for one, nbytes in has.items() if nbytes is not None and most[one] > nbytes]
         return Tried(asked, peak, self.reserve(asked), result.time, tuple(small), most)
@@ -124,13 +134,23 @@ class Devices:
         """Plan a configuration; None as soon as a rank needs more than there is."""
         try:
             result = plan(judged(asked, self.room(asked)), cluster=self.cluster)
+            peak = max(memory.reserved_bytes for memory in result.memory)
+            cached = self._cached(asked, peak)
         except OutOfMemory:
             return None
-        return Tried(asked, max(memory.reserved_bytes for memory in result.memory), self.reserve(asked), result.time)
+        return Tried(asked, peak, self.reserve(asked), result.time, result=result, cached=cached)
+
+    def _cached(self, asked: RunConfig, peak: int) -> RunResult | None:
+        """Return the plan under the caching allocator of a configuration that nearly fills the room, if that is asked.
+        Raises: OutOfMemory."""
+        if not self.is_strict or not is_exact(asked.memory) or not NEARLY_FULL <= peak / self.room(asked) <= 1:
+            return None
+        config, free = candidate(asked, allocator="caching", host_memory=None).sure(), self.cluster
+        return plan(judged(config, self.room(asked)), cluster=free and free.without_limits(), clock=False)
 
     def without_limit(self) -> Devices:
         """Return devices and nodes that hold everything."""
-        return Devices(10**18, no_reserve, self.cluster and self.cluster.without_limits())
+        return Devices(10**18, no_reserve, self.cluster and self.cluster.without_limits())  # not strict
 
     def is_implausible(self, tried: Tried) -> bool:
         """Return whether nobody has published as high an MFU on this GPU."""

@@ -39,9 +39,10 @@ from zerosim.version import __version__
 
 VERBS = {
     "run": "train a model over N ranks; every byte of memory and traffic is counted",
-    "compare": "ZeRO stages side by side: trained, or planned where the model is large",
+    "compare": "ZeRO stages, recipes, optimizers ... or two files side by side, trained or planned",
     "plan": "what any model needs on any number of ranks, and whether it fits, run on tensor shapes only",
     "fit": "the largest model or batch, or the fewest ranks, that fit on a device, found by running",
+    "advise": "what to run on these GPUs: the simplest, the fastest and the longest plan, their price and launch files",
     "explain": "the closed forms with your numbers put in, term by term; runs nothing",
     "check": "scenarios with expected figures: papers' tables against zerosim's counts",
     "export": "files for other programs: a step in time for Perfetto, buffers for PyTorch's memory_viz",

@@ -185,11 +185,12 @@ def _on_few_ranks(values: Mapping[str, Any], build: Callable[[Mapping[str, Any]]
 
 
 def training_config(args: argparse.Namespace) -> RunConfig:
-    """Build `run_config` for a verb that trains, and refuse to train once per process of mpirun.
+    """Build `run_config` for a verb that trains. Raises: InputError as `run_config` and `check_processes` do."""
+    return check_processes(run_config(args))
 
-    Raises: InputError as `run_config` does.
-    """
-    config = run_config(args)
+
+def check_processes(config: RunConfig) -> RunConfig:
+    """Return the configuration. Raises: InputError if each process of mpirun would train all ranks."""
     processes = mpirun_size() or 1
     if config.world.transport == "threads" and processes > 1 and is_launched():
         raise InputError(

@@ -107,14 +107,12 @@ def planned_config(
     args: argparse.Namespace,
     *,
     any_ranks: bool = False,
-    one_recipe: bool = False,
     scenario: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """Build `run_config` with a plan's defaults and, without a scenario, with what people usually run.
 
     That is four microbatches per pipeline stage, attention without saved scores if a GPU or a limit is given, and
-    with --gpu the usual recipe of this ZeRO stage, unless given values exclude these. `one_recipe`: the paper's recipe,
-    to compare several ZeRO stages.
+    with --gpu the usual recipe of this ZeRO stage, unless given values exclude these.
 
     Raises: InputError as `run_config` does, and for an unknown device.
     """
@@ -134,7 +132,7 @@ def planned_config(
     usual["attention"] = "flash"
     if device is not None and device.flash is False:
         usual["flash_kernel"] = EFFICIENT
-    if device is not None and not one_recipe:
+    if device is not None:
         usual["recipe"] = USUAL
     return _usually(args, usual, any_ranks)
 

@@ -26,6 +26,7 @@ from zerosim.cli.plot_run import (
     planned,
     planned_exact,
     schedule,
+    stages_asked,
     streams,
     timeline,
 )
@@ -43,6 +44,7 @@ from zerosim.cli.plot_runs import (
 from zerosim.cli.plot_slides import add_ranks, check_moving, flow, of_set, ownership, ring, ring_of, staircase
 from zerosim.cli.streams import one_voice
 from zerosim.errors import InputError, printable
+from zerosim.report.names import listed
 
 EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
 
@@ -172,7 +174,10 @@ def _plot(figure: Figure, args: argparse.Namespace) -> int:
     if config is not None:
         about["config"] = config.to_dict()
         if limit is not None and config.model.has_blocks:  # the device decides
-            kernel = f", with {config.memory.attention} attention and recipe {config.parallel.recipe}"
+            each = [config.at_stage(one) for one in stages_asked(args, config)] if hasattr(args, "stages") else [config]
+            recipes = list(dict.fromkeys(one.parallel.recipe for one in each))
+            named = f"recipe{'s' * (len(recipes) > 1)} {listed(recipes)}"
+            kernel = f", with {config.memory.attention} attention and {named}"
     with one_voice(world) as is_first:
         picture = output(args, "out", *read) if is_first else None
         figures = output(args, "json", *read, apart=[picture]) if is_first else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from zerosim.analysis.surfaces import SURFACES
-from zerosim.cli.compare import optimizer_names
+from zerosim.cli.compare import AXES, names_of
 from zerosim.cli.parser import nearest, size, stages, whole_number
 from zerosim.cli.plan import add_reserve_flag, add_time_flags
 from zerosim.cli.plot_runs import GPUS, RANKS, rank_numbers
@@ -81,7 +82,7 @@ FLAGS: Mapping[str, Callable[[Callable[..., Any]], Any]] = {
         _from_0_or_all, "all"),
     "step": _flag("--step S|all", "step to draw (default: 0)", _from_0_or_all, 0),
     "optimizers": _flag("--optimizers sgd,adam,...", "optimizers to draw, up to 8 (default: sgd,adam,lion)",
-        optimizer_names, ("sgd", "adam", "lion")),
+        partial(names_of, *AXES["optimizers"][:2]), ("sgd", "adam", "lion")),
     "surface": _flag("--surface NAME", f"{', '.join(SURFACES)}, or all of them (default: all)", _surfaces,
         tuple(SURFACES)),
     "descent-steps": _flag("--steps S", "steps of each (default: 100)", _steps, 100),

@@ -56,14 +56,14 @@ def planned(args: argparse.Namespace) -> Asked:
     for one, other in (("limit", "gpu"), ("stages", "stage")):
         if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
             raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
-    config = planned_config(args, any_ranks=is_of_several, one_recipe=hasattr(args, "stages"))
+    config = planned_config(args, any_ranks=is_of_several)
     limit = device_limit(args, config.memory.capacity) if hasattr(args, "gpu") else None
     config = config.replace(capacity=None)
     from zerosim.train.plan import check_plan_of
 
     if hasattr(args, "stages"):  # build every stage before the first run: some cost much less than others
         for stage in stages_asked(args, config):
-            check_plan_of(config.at_stage(stage).replace(steps=getattr(args, "steps", 1)))
+            check_plan_of(config.at_stage(stage).replace(steps=getattr(args, "steps", None)))
     return Asked(config, limit)
 
 

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from zerosim.cli.compare import train_optimizers
+from zerosim.cli.compare import trained
 from zerosim.cli.options import training_config
 from zerosim.cli.parser import whole_number
 from zerosim.cli.plan import planned_config
@@ -159,7 +159,7 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     from zerosim.report.plots.words import stage_label
     from zerosim.train.plan import plan
 
-    steps = getattr(args, "steps", 1)  # a scenario's algorithms are for learning: all of them count the same
+    steps = getattr(args, "steps", None)  # a scenario's algorithms are for learning: all of them count the same
     return {
         stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in stages_asked(args, config)
     }
@@ -191,7 +191,7 @@ def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
             yield config.replace(layers=int(name))
         else:
             named = argparse.Namespace(**{**vars(args), "model": name})
-            yield planned_config(named, one_recipe=True).replace(capacity=None)
+            yield planned_config(named).replace(capacity=None)
 
 
 def rank_numbers(text: str) -> tuple[int, ...]:
@@ -234,18 +234,24 @@ def descent(args: argparse.Namespace, config: None, limit: None) -> Drawn:
 
 
 def optimizers(args: argparse.Namespace, base: RunConfig, limit: None) -> Drawn:
-    from zerosim.report.compare import OptimizerComparison
+    from zerosim.report.compare import Comparison
     from zerosim.report.plots import optimizers_figure
 
     _check_count(args.optimizers)
-    comparison = OptimizerComparison(base, train_optimizers(base, args.optimizers, args))
-    if not comparison.results:
-        raise next(iter(comparison.failures.values()))
-    failed = [f"{OPTIMIZERS[name].title}: {error}." for name, error in comparison.failures.items()]
-    results = {OPTIMIZERS[name].title: result for name, result in comparison.results.items()}
+    outcomes: dict[str, RunResult | OutOfMemory] = {}
+    for name in args.optimizers:
+        try:
+            outcomes[name] = trained(OPTIMIZERS[name].title, base.replace(optimizer=name), args, None)
+        except OutOfMemory as error:
+            outcomes[name] = error
+    page = Comparison("optimizer", outcomes)
+    if not page.results:
+        raise next(iter(page.failures.values()))
+    failed = [f"{OPTIMIZERS[name].title}: {error}." for name, error in page.failures.items()]
+    results = {OPTIMIZERS[name].title: result for name, result in page.results.items()}
     figure = optimizers_figure(results, notes=failed, theme=args.theme, size=args.size)
     code = OutOfMemory.exit_code if failed else 0
-    return Drawn(figure, {"runs": comparison.to_dict()["runs"]}, code=code)
+    return Drawn(figure, {"runs": page.to_dict()["columns"]}, code=code)
 
 
 def _check_count(names: tuple[str, ...]) -> None:

@@ -1,363 +1,208 @@
-"""Several runs on the same batches side by side: ZeRO stages, and whether they trained bit-identical weights;
-optimizers and number formats, with bytes per parameter and loss."""
+"""Runs and plans side by side: a column each, rows that are functions of a result, and whether weights are the same."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import chain, combinations
-from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.text import Text
+from rich.console import Group as Together
+from rich.table import Column as GridColumn
 
-from zerosim.analysis.capabilities.delayed import lags
-from zerosim.analysis.checks import Checks, agree, checks, formulas_agree
-from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.config import RunConfig
-from zerosim.config.parts.parallel import is_sliced
-from zerosim.config.presets.cluster import Cluster
-from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
-from zerosim.errors import OutOfMemory
-from zerosim.ledger.clock import StepTime
+from zerosim.errors import InputError, OutOfMemory
 from zerosim.report import words
-from zerosim.report.look import Adaptive, Cell, Grid, Look, Stack, prose, right, titled
+from zerosim.report.changes import Changes
+from zerosim.report.compare_rows import GROUPS, LAST, LOST, RULED, Column, Group
+from zerosim.report.compare_why import CONTRADICTION, IN_RANK_ORDER, SAME, why_apart
+from zerosim.report.interval import three_figures
+from zerosim.report.look import Adaptive, Grid, Look, Stack, prose, right, titled
 from zerosim.report.names import OPTIMIZERS, STAGES, counted, listed
 from zerosim.report.notebook import InNotebook
-from zerosim.report.tables import mesh_text, set_aside_text
-from zerosim.report.time import step_values, times_table
+from zerosim.report.plan import BAR
+from zerosim.report.tables import kept_text, mesh_text, set_aside_text
+from zerosim.report.verdict import assumed, device_text
+from zerosim.report.warnings import warnings_text
 from zerosim.train.result import RunResult
+from zerosim.units import format_bytes
 
-IN_RANK_ORDER = ("direct", "pairs")
-"""Algorithms whose sums do not depend on which rank owns a slice."""
-Name = TypeVar("Name")
-
-
-class Outcomes(InNotebook, Generic[Name]):
-    """Results by what differs between the runs; an OutOfMemory stands for a run that did not fit."""
-
-    def __init__(self, config: RunConfig, outcomes: Mapping[Name, RunResult | OutOfMemory]) -> None:
-        self.config, self.outcomes = config, dict(outcomes)
-        self.results = {name: out for name, out in outcomes.items() if isinstance(out, RunResult)}
-        self.failures = {name: out for name, out in outcomes.items() if isinstance(out, OutOfMemory)}
-
-    def runs(self) -> dict[str, Any]:
-        """Return the JSON form of every run, or the error in its place."""
-        return {
-            str(name): out.to_dict() if isinstance(out, RunResult) else {"error": str(out)}
-            for name, out in self.outcomes.items()
-        }
-
-    def refused(self, what: str) -> list[RenderableType]:
-        """Return each run that did not fit, with its request."""
-        errors = {name: "; ".join(filter(None, (str(error), error.advice))) for name, error in self.failures.items()}
-        return [prose(f"{what} {name}: {text}.", "red") for name, text in errors.items()]
+Outcome = Column | RunResult | InputError | OutOfMemory
+SAME_SUMS = ("stage", "memory")
+"""What changes no sum: weights should be bit-identical."""
+WIDTHS = 4, 2
+"""Where all columns do not fit beside each other, so many do."""
 
 
-class Comparison(Outcomes[int]):
-    """Results by ZeRO stage. `times` are modelled, by stage, on a `cluster`."""
+class Comparison(InNotebook):
+    """Results by what differs: `what` is 'stage', 'optimizer' ... A refused or too large one keeps its column.
 
-    def __init__(
-        self,
-        config: RunConfig,
-        outcomes: Mapping[int, RunResult | OutOfMemory],
-        times: Mapping[int, StepTime] | None = None,
-        cluster: Cluster | None = None,
-    ) -> None:
-        super().__init__(config, outcomes)
-        self.times, self.cluster = dict(times or {}), cluster
-        self.checks = {stage: checks(result) for stage, result in self.results.items()}
-        self.identical = _groups({stage: result.weights for stage, result in self.results.items()})
-        self.differences = {
-            (a[0], b[0]): largest_difference(self.results[a[0]].weights, self.results[b[0]].weights)
-            for a, b in combinations(self.identical, 2)
-        }
+    `changes`: of two files, the settings that differ. `note`: why nothing was trained, if nobody asked for that.
+    """
 
-    @property
-    def contradictions(self) -> list[tuple[int, int]]:
-        """Pairs of ZeRO stages whose weights should be bit-identical, and are not."""
-        if self.config.world.algorithm not in IN_RANK_ORDER:
-            return []
-        one_batch, alike = self.config.data.accumulate == 1, self._adds_alike and not self._is_late
-        # Pairs that add the same numbers in the same order.
-        return [
-            (a, b) for a, b in self.differences if (one_batch or (a < 2) == (b < 2)) and (alike or (a > 0) == (b > 0))
-        ]
+    def __init__(self, what: str, found: Mapping[Any, Outcome], changes: Changes | None = None, note: str = "") -> None:
+        self.what, self.changes, self.note = what, changes, note
+        self.outcomes = {str(key): Column(out) if isinstance(out, RunResult) else out for key, out in found.items()}
+        self.columns = {name: out for name, out in self.outcomes.items() if isinstance(out, Column)}
+        self.failures = {name: out for name, out in self.outcomes.items() if not isinstance(out, Column)}
+        self.limit = next((column.limit for column in self.columns.values()), None)
+        self.is_pair = len(self.outcomes) == 2 == len(self.columns)
+        self.fitting = [name for name, column in self.columns.items() if column.fits]
+        self.results = {name: column.result for name, column in self.columns.items() if column.result.losses}
+        self.identical = _groups({name: result.weights for name, result in self.results.items()})
+        pairs = [(a[0], b[0]) for a, b in combinations(self.identical if what in SAME_SUMS else (), 2)]
+        both = {pair: [self.results[name] for name in pair] for pair in pairs}
+        self.differences = {pair: largest_difference(a.weights, b.weights) for pair, (a, b) in both.items()}
+        stages = {pair: [int(name) for name in pair if what == "stage"] for pair in pairs}
+        self.why_apart = {pair: why_apart(a.config, b.config, stages[pair]) for pair, (a, b) in both.items()}
+        self.contradictions = [pair for pair, why in self.why_apart.items() if why is None]
 
-    @property
-    def _adds_alike(self) -> bool:
-        """Whether stage 0 adds in the others' order: there are no replicas, and no optimizer sums over slices."""
-        some = any(is_sliced(result.config.parallel) for result in self.results.values())
-        has_sums = some and self.config.mesh.shards > 1 and PRESETS[self.config.optim.optimizer].cut == "sums"
-        return self.config.mesh.dp_replicate == 1 and not has_sums
-
-    @property
-    def _is_late(self) -> bool:
-        """Whether an update was delayed, which stage 0 cannot do."""
-        return any(lags(result.config) for result in self.results.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: every run's own, or the error in its place."""
+    def to_dict(self, values_of: Callable[[Column], Mapping[str, Any]] | None = None) -> dict[str, Any]:
+        """Return the JSON form. `values_of` gives a column's own values: by default those of its result."""
+        columns: dict[str, Any] = {name: {"error": str(out)} for name, out in self.outcomes.items()}
+        for name, column in self.columns.items():
+            columns[name] = {**(values_of(column) if values_of else column.result.to_dict()), **column.to_dict()}
         differences = [
-            {"stages": list(pair), "max_abs_difference": value if math.isfinite(value) else None}
+            {"columns": list(pair), "max_abs_difference": value if math.isfinite(value) else None}
             for pair, value in self.differences.items()
         ]
-        times = {
-            str(stage): step_values(self.config.at_stage(stage), time, self.cluster)
-            for stage, time in self.times.items()
-        }
-        return {
-            "schema": 2,
-            "runs": self.runs(),
-            "formulas": {
-                str(stage): {
-                    "agree": formulas_agree(found),
-                    "checks": [[check.to_dict() for check in (*one.of_memory, *one.of_step)] for one in found],
-                }
-                for stage, found in self.checks.items()
-            },
-            **({} if self.cluster is None else {"time": times}),
-            "weights": {"bit_identical": self.identical, "differences": differences},
-        }
+        weights = {"bit_identical": self.identical, "differences": differences} if self.results else None
+        changes = self.changes and self.changes.to_dict()
+        return {"schema": 3, "what": self.what, "columns": columns, "weights": weights, "changes": changes}
 
+    # -- the page -------------------------------------------------------------------------------------
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        stages, ranks = ", ".join(map(str, self.outcomes)), counted(self.config.mesh.ranks, "rank")
-        of_mesh = f": {shape}" if (shape := words.shape(self.config)) else ""
-        recipes = "/".join(dict.fromkeys(self.config.at_stage(stage).parallel.recipe for stage in self.outcomes))
+        configs = [column.config for column in self.columns.values()]
+        is_planned = bool(configs) and not self.results
         yield Stack(
-            prose(f"Stages {stages} on {ranks}{of_mesh}, recipe {recipes}", "bold"),
-            prose(words.trained(next(iter(self.results.values())))) if self.results else None,
-            mesh_text(self.config.at_stage(max(self.outcomes))),
-            set_aside_text(*map(self.config.at_stage, self.outcomes)),
-            self._table() if self.results else None,
-            times_table(self.config, self.times, self.cluster),
-            *self.refused("Stage"),
-            self._weights() if len(self.results) > 1 else None,
+            Stack(self._answer(), *self._about(), *map(prose, filter(None, [self.note])), close=True),
+            self.changes and self.changes.table(),
+            self._bars() if is_planned else None,
+            *(self._table(group) for group in GROUPS if configs and (self.is_pair or group.key != "units")),
+            *((mesh_text(configs[-1]), kept_text(configs[-1])) if configs else ()),
+            set_aside_text(*configs),
+            *(prose(f"{self._named([name]).capitalize()}: {why}.", "red") for name, why in self.failures.items()),
+            *(self._weights() if len(self.results) > 1 and self.what in SAME_SUMS else ()),
+            prose(assumed(configs[-1], self.limit), "dim") if is_planned and not self.changes else None,
+            warnings_text(self._warnings()),
         )
 
-    def _table(self) -> RenderableType:
-        grid = Grid("stage", *(right(f"{stage}\n{STAGES[stage]}") for stage in self.outcomes))
-        columns = {stage: _figures(found) for stage, found in self.checks.items()}
-        lost = {"peak": Text("no memory", style="bold red")}
-        for at, (name, _) in enumerate(next(iter(columns.values()))):
-            cells = [columns[stage][at][1] if stage in columns else lost.get(name) for stage in self.outcomes]
-            if name in ("peak", "last loss"):
-                grid.rule()
-            if name != "exchanged" or any(cells):
-                grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
-        note = "Memory: of the rank with the most, padding included. Sent: the mean over ranks."
-        if any(map(words.holds_part, self.checks.values())):
-            apart = any("N_e" in one.of.held for found in self.checks.values() for one in found)
-            of, but = ("Ψ_d", " without its experts' Ψ_e") if apart else ("Ψ_r", "")
-            note += f" {of} are the parameters on a rank{but}."
-        if any(one.exchanged for found in self.checks.values() for one in found):
-            note += " Exchanged: activations that tp, cp, ep and pp send."
-        if any(outcome.is_modelled for outcome in self.results.values()):
-            note += " The bytes of native collectives are not visible: a ring's bytes are modelled in their place."
-        title = "Bytes per rank: model states when backward ends, the peak, and what one step sends"
-        return titled(title, Adaptive(grid, grid.short()), note)
+    def _named(self, names: Sequence[str]) -> str:
+        """Return 'stage 3', 'stages 0, 1 and 2'."""
+        several = "memories" if self.what == "memory" else f"{self.what}s"
+        return f"{self.what if len(names) == 1 else several} {listed(names)}"
 
-    def _weights(self) -> RenderableType:
-        def build(look: Look) -> RenderableType:
-            lines = [
-                Text.assemble(f"Final weights of stages {listed(group)}: bit-identical ", look.mark(True))
-                for group in self.identical
-                if len(group) > 1
-            ]
-            for pair, value in self.differences.items():
-                line = Text(f"Final weights of stages {listed(pair)}: largest difference {value:.2g} ")
-                lines.append(line.append_text(look.mark(False)) if pair in self.contradictions else line)
-            return Text("\n").join(lines)
+    def _title(self, name: str) -> str:
+        return STAGES[int(name)] if self.what == "stage" else OPTIMIZERS.get(name, name)
 
-        why = self._why()
-        return Stack(Adaptive(build), None if why is None else prose(why))
+    def _answer(self) -> RenderableType | None:
+        """Return what changed between two files, else which columns fit on the device."""
+        if self.changes or self.limit is None:
+            return prose(self.changes.answer(), "bold") if self.changes else None
+        where, rest = f"on {device_text(self.limit)}", [name for name in self.columns if name not in self.fitting]
+        if not self.fitting:
+            least = min(self.columns, key=lambda name: self.columns[name].total_bytes)
+            needs = f"{self._title(least)} takes the least: {self.columns[least].room}."
+            return prose(f"No {self.what} fits {where}. {needs}", "bold red")
+        text = f"{self._named(self.fitting).capitalize()} fit{'s' * (len(self.fitting) == 1)} {where}"
+        others = f", {self._named(rest)} do{'es' * (len(rest) == 1)} not" if rest else ""
+        return prose(f"{text}{others}.", "bold green")
 
-    def _why(self) -> str | None:
-        """Return why weights differ, or why they do not."""
-        algorithm, one_batch = self.config.world.algorithm, self.config.data.accumulate == 1
+    def _about(self) -> Iterator[RenderableType]:
+        """Yield what runs: of two files each, otherwise what the columns have in common."""
+        configs = {name: column.config for name, column in self.columns.items()}
+        runs = {name: _runs(column) for name, column in self.columns.items()}
+        if self.changes:
+            for path, (name, config) in zip(self.changes.paths, configs.items(), strict=True):
+                yield prose(f"{name}: {path}. {words.headline(config)}. {runs[name]}")
+        elif configs:
+            facts, first = [_facts(config) for config in configs.values()], next(iter(configs.values()))
+            each = zip(("stage", "recipe", "precision", "optimizer"), *facts, strict=True)
+            said = [own[0] for what, *own in each if len({*own}) == 1 and what != self.what]
+            if len({recipe for _, recipe, *_ in facts}) > 1 and self.what != "recipe":
+                recipes = [f"{config.parallel.recipe} at {name}" for name, config in configs.items()]
+                said.append(f"recipes {listed(recipes)}")
+            of = f" of {self.limit.name}" if self.limit is not None and self.limit.name else ""
+            of += f": {shape}" if (shape := words.shape(first)) else ""
+            head = f"{self._named([*self.outcomes]).capitalize()} on {counted(first.mesh.ranks, 'rank')}{of}"
+            yield prose(", ".join([head, *said]), "bold")
+            yield prose(next(iter(runs.values())))
+
+    def _bars(self) -> RenderableType:
+        """Return what each column takes, with a bar, and how long its step is."""
+        grid = Grid(self.what, right("bytes"), GridColumn("bar"), "room", right("step"), right("tokens/s"))
+        most = max(column.total_bytes for column in self.columns.values())
+        for name, one in self.columns.items():
+            cells = [format_bytes(one.total_bytes), "█" * round(BAR * one.total_bytes / most), one.room]
+            speed = one.step and [f"{three_figures(one.step['step_s'])} s", three_figures(one.step["tokens_per_s"])]
+            grid.add(self._title(name), *cells, *(speed or ("", "")))
+        full = grid.filled()
+        body = Adaptive(full, full.without("tokens/s"), full.without("tokens/s", "step"))
+        return titled("What each GPU takes: the peak, and what is reserved on it", body)
+
+    def _table(self, group: Group) -> RenderableType | None:
+        """Return the rows of a group. Two columns have their difference beside them."""
+        found: dict[str, Mapping[str, Any]] = {name: group.rows(column) for name, column in self.columns.items()}
+        heads = {head: [own.get(head) for own in found.values()] for each in found.values() for head in each}
+        rows = sorted((head for head, values in heads.items() if group.shows(head, values)), key=LAST.__contains__)
+        found |= {name: {"peak": LOST[type(error)]} for name, error in self.failures.items()}
+        every, change = [*self.outcomes], [right("change")] * self.is_pair
+
+        def grid(names: Sequence[str], is_short: bool) -> Grid:
+            of = Grid(group.unit or self.what, *map(right, map(self._title, names)), *change)
+            for head in rows:
+                if head in RULED and head != rows[0]:
+                    of.rule()
+                cells = [group.cell(found[name].get(head)) for name in names]
+                cells += [group.change(*heads[head])] if self.is_pair else []
+                of.add(head, *cells, style="cyan" if head in ("formula", "volume") else "")
+            return of.short() if is_short else of
+
+        def build(size: int, is_short: bool) -> Callable[[Look], RenderableType]:
+            parts = [every[at : at + size] for at in range(0, len(every), size)]
+            return lambda look: Together(*(grid(few, is_short)(look) for few in parts))
+
+        exact = [build(len(every), False)] * bool(self.results)
+        body = Adaptive(*exact, *(build(size, True) for size in (len(every), *WIDTHS)))
+        return titled(group.title, body, group.note([*self.columns.values()])) if rows else None
+
+    def _weights(self) -> Iterator[RenderableType]:
+        """Yield which columns trained bit-identical weights, and why others may differ."""
+        alike = [group for group in self.identical if len(group) > 1]
+        said = [prose(f"Final weights of {self._named(group)}: bit-identical ✓") for group in alike]
+        for pair, value in self.differences.items():
+            text = f"Final weights of {self._named(pair)}: largest difference {value:.2g}"
+            said.append(prose(f"{text} ≠", "bold red") if pair in self.contradictions else prose(text))
+        yield Stack(*said, close=True)
         if self.contradictions:
-            return "They should be bit-identical. Please report this as a bug, with the command line."
-        if not self.differences and algorithm not in IN_RANK_ORDER:
-            return None
-        if not self.differences:
-            return (
-                "The stages add the same numbers in the same order, whichever rank owns a slice: ZeRO changes where "
-                "states are, not what is computed."
-            )
-        if algorithm == "ring":
-            return (
-                "A ring rounds at every hop and begins each chunk's sum at another rank, so that bits depend on who "
-                "owns what. With --collective direct they do not."
-            )
-        if self._is_late:
-            return (
-                "With --delayed-update stages 1, 2 and 3 run on weights that are late by one update. Stage 0 offloads "
-                "nothing, and is never late."
-            )
-        remedy = ""
-        if one_batch and self.config.mesh.dp_replicate > 1:
-            how = "Stage 0 adds over all ranks at once, the others within a replica and then over replicas"
-        elif one_batch and not self._adds_alike:
-            name = OPTIMIZERS[self.config.optim.optimizer]
-            how = (
-                f"{name} adds up squares over rows, columns and tensors: stage 0 over whole ones, the others over "
-                "slices and then over ranks"
-            )
-        else:
-            how = (
-                "Stages 2 and 3 add a gradient over ranks first and then over microbatches, stages 0 and 1 the other "
-                "way round"
-            )
-            remedy = f" With --accumulate 1 {'all stages' if self._adds_alike else 'stages 1, 2 and 3'} agree."
-        return f"{how}: the same numbers are added in another order, and rounded differently.{remedy}"
+            yield prose(CONTRADICTION)
+        elif self.differences:
+            yield from map(prose, dict.fromkeys(filter(None, self.why_apart.values())))
+        elif next(iter(self.results.values())).config.world.algorithm in IN_RANK_ORDER:
+            yield prose(SAME)
+
+    def _warnings(self) -> list[str]:
+        """Return each warning once, with its columns if it is not for all."""
+        found: dict[str, list[str]] = {}
+        for name, column in self.columns.items():
+            for text in column.warnings():
+                found.setdefault(text, []).append(name)
+        return [text if len(of) == len(self.columns) else f"{self._named(of)}: {text}" for text, of in found.items()]
 
 
-def _figures(found: Sequence[Checks]) -> list[tuple[str, Cell]]:
-    """Return a row of the table for each ZeRO stage: headings and cells. Sent bytes are those of the last whole
-    step."""
-    result, own, sent = found[0].of.result, words.of_rank(found), list[Cell]([None] * 4)
-    if found[0].of.step is not None:
-        exchanges = chain(*(one.exchanged for one in found))
-        means = (sum(check.mean for check in of) for of in ([one.sent[-1] for one in found], exchanges))
-        agrees = None if result.is_modelled else agree(chain(*(one.of_step for one in found)))
-        of_states, of_activations = (round(mean / len(found)) for mean in means)
-        sent = [of_states, own(found[0].sent[-1].text), of_activations, agrees]
-    states = zip(*(one.states for one in found), strict=True)
-    held = [max(max(check.counted) for check in of_kind) for of_kind in states]
-    return [
-        *zip(("param", "grad", "optim", "states"), held, strict=True),
-        ("formula", own(found[0].states[-1].text)),
-        ("agrees", agree(chain(*(one.of_memory for one in found)))),
-        ("peak", max(memory.peak.total_bytes for memory in result.memory)),
-        *zip(("sent", "volume", "exchanged", "agrees"), sent, strict=True),
-        ("last loss", f"{result.mean_losses[-1]:.4f}"),
-    ]
+def _facts(config: RunConfig) -> tuple[str, ...]:
+    stage, optimizer = STAGES[config.parallel.zero_stage], OPTIMIZERS[config.optim.optimizer]
+    return stage, f"recipe {config.parallel.recipe}", config.precision.param_dtype, optimizer
 
 
-# -- optimizers and number formats ---------------------------------------------------------------
-class OptimizerComparison(Outcomes[str]):
-    """Results by optimizer: counted bytes per parameter, and loss."""
-
-    what = "optimizer"
-    own = "lr"
-    about_own = "The learning rate is each optimizer's own; --lr sets one for all."
-
-    def own_figure(self, result: RunResult) -> str:
-        """Return the optimizer's own figure, in column `own`."""
-        return f"{result.config.optim.lr:g}"
-
-    def format_of(self, config: RunConfig) -> str:
-        """Return the configuration that all runs share."""
-        return f"in {config.precision.param_dtype}"
-
-    def __init__(self, config: RunConfig, outcomes: Mapping[str, RunResult | OutOfMemory]) -> None:
-        super().__init__(config, outcomes)
-        self.costs = {name: bytes_per_parameter(result) for name, result in self.results.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: every run's own with its bytes per parameter, or the error in its place."""
-        runs = self.runs()
-        for name, costs in self.costs.items():
-            runs[name]["bytes_per_parameter"] = {kind: float(cost) for kind, cost in costs.items()}
-        return {"schema": 1, "runs": runs}
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        stage, results = STAGES[self.config.parallel.zero_stage], list(self.results.values())
-        yield Stack(
-            prose(f"{counted(len(self.outcomes), self.what)} under {stage}, on the same batches", "bold"),
-            prose(self._trained(results[0])) if results else None,
-            set_aside_text(*(result.config for result in results)),
-            self._table() if results else None,
-            *self.refused(self.what.capitalize()),
-        )
-
-    def _trained(self, result: RunResult) -> str:
-        config = result.config
-        return (
-            f"Ψ = {result.num_parameters:,} parameters on {counted(config.mesh.ranks, 'rank')} "
-            f"{self.format_of(config)}; {counted(len(result.steps), 'step')} of {config.global_batch} x "
-            f"{config.model.seq} tokens."
-        )
-
-    def _table(self) -> RenderableType:
-        figures = (self.own, "K", "all states", "peak, bytes", "first loss", "last loss")
-        grid = Grid(self.what, "states", *(right(name) for name in figures))
-        for name, result in self.results.items():
-            states = sorted({state for memory in result.memory for state in memory.states})
-            grid.add(
-                OPTIMIZERS.get(name, name),
-                ", ".join(states) or "none",
-                self.own_figure(result),
-                *(f"{float(self.costs[name][kind]):.5g}" for kind in ("optim", "total")),
-                f"{max(memory.peak.total_bytes for memory in result.memory):,}",
-                *(f"{loss:.4f}" for loss in (result.mean_losses[0], result.mean_losses[-1])),
-            )
-        note = (
-            f"K and all states: bytes per parameter when backward ends, as counted, padding left out. {self.about_own}"
-        )
-        return titled(f"What each {self.what} keeps, and how far it comes", Adaptive(grid, grid.short()), note)
-
-
-class PrecisionComparison(OptimizerComparison):
-    """Results by precision; for bf16-pure a rounding follows after a colon."""
-
-    what = "precision"
-    own = "stayed"
-    about_own = (
-        "Stayed: the average share of weights that a step did not change although their update was nonzero. "
-        "Rounding to the nearest loses such an update, stochastic rounding is right on average, and Kahan's "
-        "compensation keeps it."
-    )
-
-    def own_figure(self, result: RunResult) -> str:
-        lost = result.lost_updates
-        return f"{100 * float(sum(lost)) / len(lost):.3g} %" if lost else "-"
-
-    def format_of(self, config: RunConfig) -> str:
-        return f"with {OPTIMIZERS[config.optim.optimizer]}, learning rate {config.optim.lr:g}"
-
-
-LINKS: Mapping[str, float] = MappingProxyType({"1 Gb/s": 0.12e9, "400 Gb/s": 48e9})
-"""A slow link between nodes and a fast one, in bytes per second as NCCL counts them."""
-
-
-class CompressionComparison(OptimizerComparison):
-    """Results by compression: bytes sent and stored, and the loss. `times`: a step over each of `LINKS`."""
-
-    what = "compression"
-
-    def __init__(
-        self,
-        config: RunConfig,
-        outcomes: Mapping[str, RunResult | OutOfMemory],
-        times: Mapping[str, Sequence[StepTime | None]],
-    ) -> None:
-        super().__init__(config, outcomes)
-        self.times = {name: [None if one is None else one.seconds for one in each] for name, each in times.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: every run's own, with the seconds of a step over each link."""
-        values = super().to_dict()
-        for name, seconds in self.times.items():
-            values["runs"][name]["step_s_over"] = dict(zip(LINKS, seconds, strict=True))
-        return values
-
-    def format_of(self, config: RunConfig) -> str:
-        return f"with {OPTIMIZERS[config.optim.optimizer]}, learning rate {config.optim.lr:g}"
-
-    def _table(self) -> RenderableType:
-        links = [f"step, {name}" for name in LINKS]
-        grid = Grid("gradients", *(right(name) for name in ("sent, bytes", "states, bytes", "last loss", *links)))
-        for name, result in self.results.items():
-            sent = max(result.sent_bytes(rank, len(result.steps) - 1) for rank in result.ran)
-            states = max(memory.marks["end_of_backward"].by_kind.get("optim", 0) for memory in result.memory)
-            seconds = [f"{1000 * one:.3g} ms" if one is not None else "-" for one in self.times.get(name, [None] * 2)]
-            grid.add(name, f"{sent:,}", f"{states:,}", f"{result.mean_losses[-1]:.4f}", *seconds)
-        note = "Sent: for model states in the last step, by the rank that sends most. States: what a rank keeps of the "
-        note += "optimizer's and of what was not sent. Steps are modelled for nodes of one A100 each."
-        return titled("What compression saves and costs", Adaptive(grid, grid.short()), note)
+def _runs(column: Column) -> str:
+    """Return the model, and what it trains on."""
+    config, result = column.config, column.result
+    steps = f"trained for {counted(len(result.losses), 'step')} of" if result.losses else "a step is"
+    size = f"{words.model_name(config)} of Ψ = {result.num_parameters:,} parameters{words.trained_of(result)}"
+    return f"{size}, {steps} {config.global_batch:,} x {config.model.row_tokens:,} tokens."
 
 
 # -- weights ------------------------------------------------------------------------------------
@@ -378,13 +223,11 @@ def largest_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         return max(float(np.max(np.abs(a[name].astype(np.float64) - b[name].astype(np.float64)))) for name in a)
 
 
-def _groups(weights: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
-    """Return the ZeRO stages, those with the same weights together."""
-    groups: list[list[int]] = []
-    for stage, own in weights.items():
-        alike = next((group for group in groups if same_bits(weights[group[0]], own)), None)
-        if alike is None:
-            groups.append([stage])
-        else:
-            alike.append(stage)
+def _groups(weights: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Return the columns, those with the same weights together."""
+    groups: list[list[str]] = []
+    for name, own in weights.items():
+        alike = next((group for group in groups if same_bits(weights[group[0]], own)), [])
+        groups += [] if alike else [alike]
+        alike.append(name)
     return groups

@@ -10,7 +10,7 @@ from rich.table import Column
 
 from zerosim.analysis.knobs import READ, Knob
 from zerosim.dialects import Reading
-from zerosim.report.changes import signed_bytes, signed_seconds
+from zerosim.report.changes import signed
 from zerosim.report.files import file_text, shown, values_table
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import kind_words
@@ -55,9 +55,9 @@ def _costs(found: Sequence[Knob]) -> RenderableType | None:
             shown(one.said.value),
             shown(one.default),
             one.said.text,
-            signed_bytes(one.more.taken_bytes),
-            signed_bytes(one.more.sent_bytes),
-            None if seconds is None else signed_seconds(seconds),
+            signed(one.more.taken_bytes),
+            signed(one.more.sent_bytes),
+            None if seconds is None else signed(seconds),
         )
     if all(one.more is not None and one.more.seconds is None for one in found):
         grid = grid.without("step")
@@ -68,9 +68,7 @@ def _costs(found: Sequence[Knob]) -> RenderableType | None:
 
 def _kinds(one: Knob) -> str:
     moved = [
-        f"{kind_words(kind)} {signed_bytes(after - before)}"
-        for kind, (before, after) in one.kinds.items()
-        if before != after
+        f"{kind_words(kind)} {signed(after - before)}" for kind, (before, after) in one.kinds.items() if before != after
     ]
     return ", ".join(moved[:3])
 

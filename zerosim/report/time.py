@@ -11,8 +11,7 @@ from rich.console import RenderableType
 
 from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.capabilities.delayed import can_delay
-from zerosim.analysis.interval import Interval
-from zerosim.analysis.step_interval import StepClass, is_host_bound, step_interval
+from zerosim.analysis.step_interval import is_host_bound, step_interval
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime
@@ -22,7 +21,7 @@ from zerosim.placement.mesh import SHARES
 from zerosim.report.experts import expert_links
 from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, right, titled
-from zerosim.report.names import STAGES, listed
+from zerosim.report.names import listed
 from zerosim.train.result import RunResult
 
 _WORTH_IT = 0.05
@@ -51,7 +50,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
     grid.rule()
     grid.add("step", f"{time.seconds:.4g}", None, style="bold")
     note = (
-        f"Modelled on {_place(cluster)}. {values['tokens_per_s']:,.0f} tokens/s; {values['model_tflops']:.1f} TFLOP/s "
+        f"Modelled on {place(cluster)}. {values['tokens_per_s']:,.0f} tokens/s; {values['model_tflops']:.1f} TFLOP/s "
         f"per GPU, {values['hardware_tflops']:.1f} with recompute. Times of kernels: {cluster.source}. "
         f"Of collectives inside a node: {cluster.collectives_source}."
     )
@@ -139,37 +138,8 @@ def step_values(config: RunConfig, time: StepTime, cluster: Cluster | None) -> d
     }
 
 
-def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Cluster | None) -> RenderableType | None:
-    """Return the parts of this configuration's step at several ZeRO stages, side by side; None without any."""
-    if cluster is None or not times:
-        return None
-    found = {stage: step_interval(config.at_stage(stage), time, cluster) for stage, time in times.items()}
-    grid = Grid("milliseconds", *(right(f"{stage}\n{STAGES[stage]}") for stage in times))
-    parts = {stage: dict(time_parts(time)) for stage, time in times.items()}
-    for name in dict.fromkeys(name for own in parts.values() for name in own):
-        grid.add(name, *(f"{1e3 * own[name]:.4g}" if name in own else None for own in parts.values()))
-    grid.rule()
-    grid.add("step", *(f"{1e3 * time.seconds:.4g}" for time in times.values()), style="bold")
-    if any(found.values()):
-        ends = {stage: _milliseconds(one, times[stage]) for stage, one in found.items()}
-        grid.add("8 of 10 measured", *(ends[stage] for stage in times), style="dim")
-    note = f"On {_place(cluster)}, from the same program on shapes. On the rank that ends last. "
-    note += trust(cluster, *found.values())
-    if any(found.values()):
-        note += " Stages with overlapping ranges are not ranked."
-    return titled("Time of a step", Adaptive(grid), note)
-
-
-def _milliseconds(found: Interval[StepClass] | None, time: StepTime) -> str | None:
-    """Return the interval's ends."""
-    return (
-        None
-        if found is None
-        else " to ".join(three_figures(1e3 * end * time.seconds) for end in (found.low, found.high))
-    )
-
-
-def _place(cluster: Cluster) -> str:
+def place(cluster: Cluster) -> str:
+    """Return a cluster in words."""
     nics = "" if math.isinf(cluster.nic) else f" with {cluster.nic / 1e9:g} GB/s of NICs"
     return f"{cluster.name} in nodes of {cluster.node_gpus}{nics}"
 
