@@ -1,4 +1,4 @@
-"""Bounds and estimates of a configuration's step: no plan is below its bounds, a pipeline's estimate is near its plan."""
+"""Bounds and estimates of a step: no plan is below its bounds, and a pipeline's estimate is near its plan."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.candidate import candidate
-from zerosim.analysis.estimate import Bounds, estimates
+from zerosim.analysis.estimate import Bounds
+from zerosim.analysis.mesh_search import Known
 from zerosim.analysis.meshes import arranged, beside, ladders
 from zerosim.analysis.search import Devices
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
-from zerosim.train.plan import Figures
 
 NODE, BATCH, DRAWN = 4, 16, 60
 H100 = cluster_of(find_hardware("h100-80"), node_gpus=NODE)
@@ -25,12 +25,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "dense": dict(model="llama"),
     "experts": dict(model="llama", experts=8, top_k=2, expert_ffn=128),
 }
-
-
-def unlimited(asked: RunConfig, cluster: Any = H100) -> Figures:
-    tried = Devices(10**18, cluster=cluster).within(asked)
-    assert tried is not None
-    return Figures(tried.peak_bytes, 0, tried.time)
 
 
 def space(config: RunConfig) -> Iterator[RunConfig]:
@@ -46,14 +40,13 @@ def space(config: RunConfig) -> Iterator[RunConfig]:
 @pytest.mark.parametrize("model", MODELS)
 def test_no_plan_is_below_its_bounds(model: str, recipe: str, is_piped: bool) -> None:
     config = plan_config(**SIZES, **MODELS[model], recipe=recipe)
-    least = Bounds(config, H100)
-    found = sorted(
-        {one for one in space(config) if (one.mesh.pp > 1) == is_piped}, key=lambda one: repr(one.to_dict())
-    )
+    least, devices = Bounds(config, H100), Devices(10**18, cluster=H100)
+    found = sorted({one for one in space(config) if (one.mesh.pp > 1) == is_piped}, key=lambda one: repr(one.to_dict()))
     drawn = random.Random(f"bounds {model} {recipe}").sample(found, min(DRAWN, len(found)))
     assert len(drawn) > 20
     for asked in drawn:
-        took = unlimited(asked)
+        took = devices.within(asked)
+        assert took is not None
         assert took.time is not None
         assert 0 < least.seconds(asked) <= took.time.seconds, asked
         assert 0 < least.nbytes(asked) <= took.peak_bytes, asked
@@ -85,12 +78,14 @@ def test_an_estimate_of_a_pipeline_is_near_its_plan(cut: dict[str, Any], schedul
     start = plan_config(model="llama3-8b", layers=16, ranks=ranks, attention="flash")
     asked = arranged(start, ranks, tp, pp, stage, accumulate=4 * pp, sequence_parallel=tp > 1, **values)
     assert asked is not None
-    took = unlimited(asked, NODES).time
-    assert took is not None
-    seconds, nbytes = estimates(lambda one: unlimited(one, NODES), has_clock=True)(asked)
+    devices = Devices(10**18, cluster=NODES)
+    tried, estimate = devices.within(asked), Known(asked, devices).estimate
+    assert tried is not None
+    assert tried.time is not None
+    took = tried.time
+    seconds, nbytes = estimate(asked)
     print(f"{seconds / took.seconds - 1:+.2%}", values, ranks, tp, pp)
     assert seconds == pytest.approx(took.seconds, rel=0.03)
     assert nbytes == 0
     again = candidate(asked, accumulate=2 * asked.data.accumulate).sure()
-    longer = estimates(lambda one: unlimited(one, NODES), has_clock=True)(again)[0]
-    assert seconds < longer < 2 * seconds
+    assert seconds < estimate(again)[0] < 2 * seconds

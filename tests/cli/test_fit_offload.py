@@ -165,7 +165,9 @@ def test_searches_keep_what_is_offloaded_and_stop_at_the_hosts_memory(
         assert all(tried["too_small"] == ["host"] for tried in found["tried"] if tried["value"] <= 16)
     capsys.readouterr()
     assert main(["fit", "--find", find, *words]) == 0
-    assert ("needs more host memory than the node has" in " ".join(capsys.readouterr().out.split())) == ("host" in too_small)
+    assert ("needs more host memory than the node has" in " ".join(capsys.readouterr().out.split())) == (
+        "host" in too_small
+    )
 
 
 @pytest.mark.slow

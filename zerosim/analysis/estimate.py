@@ -141,7 +141,7 @@ def estimates(
     def straight(config: RunConfig) -> Estimate:
         (chunks, less), layers = pipeline.layer_steps(config), sum(pipeline.layers_by_stage(config))
         few, start = chunks * period_of(config), first_period(config)
-        start += -(-(config.gathering.max_live or 0) // (block_numel * few))  # fewer stay gathered (DeepSpeed)
+        start += -(-zero.most_gathered(config) // (block_numel * few))  # fewer stay gathered (DeepSpeed)
         shorter = None if layers <= (start + 2) * few or less else _of_layers(config, few, start)
         if shorter is None:
             return seconds(config), unlimited(config).peak_bytes

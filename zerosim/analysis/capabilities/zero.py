@@ -153,6 +153,11 @@ def keeps_gradients(config: RunConfig) -> bool:
     return config.grads.persistent
 
 
+def most_gathered(config: RunConfig) -> int:
+    """Return how many gathered elements stay after a use at most; 0 where none do."""
+    return config.gathering.max_live or 0
+
+
 def without_prefetch(config: RunConfig) -> Iterator[Mapping[str, int]]:
     """Yield the values that turn a prefetch off, which costs only time."""
     if config.gathering.prefetch:
