@@ -133,10 +133,10 @@ def _line(step: MeasuredStep) -> str:
 def show() -> None:
     """Of all rows, and of each generation of GPUs: how many that are left out lie inside, how wide intervals are."""
     steps = read_steps()
-    print(f"all: {coverage(steps)}")
-    print(f"all, whole scenarios left out: {coverage(steps, by_scenario=True)}")
+    print(f"all: {coverage(steps, alike=True)}")
+    print(f"all, whole scenarios left out: {coverage(steps, by_scenario=True, alike=True)}")
     for gpu in dict.fromkeys(step.of.gpu.split("-")[0] for step in steps):
-        print(f"{gpu}: {coverage([step for step in steps if step.of.gpu.split('-')[0] == gpu])}")
+        print(f"{gpu}: {coverage([step for step in steps if step.of.gpu.split('-')[0] == gpu], alike=True)}")
 
 
 if __name__ == "__main__":

@@ -110,11 +110,17 @@ def test_steps_of_context_parallelism_are_a_class_apart_and_lie_where_others_do(
 
 def test_rows_left_out_lie_inside() -> None:
     """Goal: eight of ten. How wide intervals are is said by `step_errors.py show` and in docs/time.md."""
-    left_out = coverage(read_steps())
+    left_out = coverage(read_steps(), alike=True)
     assert left_out.inside >= 0.8 * left_out.with_interval
     assert "rows left out lie inside" in str(left_out)
-    of_others = coverage(read_steps(), by_scenario=True)
-    assert of_others.inside < left_out.inside  # rows of one source err alike, and docs/time.md says so
+
+
+def test_rows_of_a_source_left_out_whole_lie_inside() -> None:
+    """Between 75 and 90 %: rows of one source err alike, and without that rule too few do."""
+    of_others = coverage(read_steps(), by_scenario=True, alike=True)
+    assert 0.75 * of_others.with_interval <= of_others.inside <= 0.9 * of_others.with_interval
+    without = coverage(read_steps(), by_scenario=True)
+    assert without.inside < 0.75 * without.with_interval
 
 
 @pytest.mark.slow

@@ -58,6 +58,15 @@ def test_a_written_run_reads_back(kind: str, seed: int) -> None:
     assert unequal(config, again) == {}
 
 
+@pytest.mark.parametrize("kind", DIALECTS)
+def test_blocks_that_differ_are_in_the_script_alone(kind: str) -> None:
+    recompute, recipe = "0=full+1-2=selective:layernorm,mlp", RECIPES.get(kind, "fsdp2")
+    config = RunConfig(**PLAN_DEFAULTS, model="llama3-8b", ranks=8, recipe=recipe, recompute=recompute)
+    made = write(config, kind, f"out{DIALECTS[kind].suffix}")
+    assert f"--recompute {recompute}" in made.launch
+    assert unequal(config, read_back(config, kind)) == {}
+
+
 def test_replicas_are_no_part_of_deepspeeds_file() -> None:
     config = RunConfig(stage=3, ranks=4, dp_replicate=2, recipe="deepspeed")
     with pytest.raises(InputError, match=r"no replicas since 0\.19\.7"):

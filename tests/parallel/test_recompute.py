@@ -81,6 +81,7 @@ def test_a_pending_weight_gradient_holds_what_was_recomputed_and_reads_no_parame
 
 
 PARTS = ["selective:layernorm", "selective:core_attn,layernorm,mlp", "selective:op", "full:2"]
+PARTS += ["0=full+1=selective:layernorm,dropout", "0=selective:mlp,attn_proj", "1=full"]
 WORLDS: list[dict[str, Any]] = [
     dict(ranks=1, stage=0, precision="fp32"),
     dict(ranks=2, stage=3, precision="bf16", saves="megatron", accumulate=2, tie_embeddings=False),

@@ -143,6 +143,11 @@ MEET: list[dict[str, Any]] = [
     dict(stage=1, tp=2, recompute="selective:op", lora_rank=2, lora_target="down"),
     dict(stage=1, tp=2, recompute="selective:attn_proj", freeze="*,!mlp", sequence_parallel=True),
     dict(stage=1, tp=2, recompute="selective:op", model="phi"),
+    dict(stage=1, tp=2, recompute="0=full+1=selective:mlp", model="phi", sequence_parallel=True),
+    dict(stage=1, tp=2, recompute="0=selective:op+1=selective:mlp", layers=4, pp=2, accumulate=2),
+    dict(stage=1, tp=2, recompute="0=selective:mlp+1=full", sequence_parallel=True, lora_rank=2, lora_target="down"),
+    dict(stage=1, cp=2, recompute="0=selective+1=full", attention="flash"),
+    dict(stage=3, gather="module", recompute="1=selective:layernorm,mlp", accumulate=2),
     dict(stage=1, tp=2, recompute="selective:attn_proj", model="gpt_neox", sequence_parallel=True),
     dict(stage=1, tp=2, recompute="selective:mlp", model="cohere", sequence_parallel=True, lora_rank=2),
 ]

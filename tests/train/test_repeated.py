@@ -48,6 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
     "zero bubble": dict(GPT, layers=4, stage=0, pp=2, pipeline="zb-h1", accumulate=4),
     "two chunks": dict(LLAMA, layers=4, stage=1, pp=2, tp=2, pipeline="zb-v", accumulate=4, recompute="full"),
     "their leaf modules": dict(GPT, layers=4, stage=3, pp=2, pipeline="zb-h1", accumulate=4, gather="module"),
+    "unlike blocks": dict(GPT, layers=4, stage=3, dropout=0.1, recompute="0=full+1-2=selective:mlp,dropout"),
+    "unlike chunks": dict(LLAMA, layers=4, stage=1, pp=2, tp=2, recompute="0=selective:layernorm+2-3=full"),
     "curvature": dict(GPT, stage=1, optimizer="sophia"),
     "an allocator": dict(GPT, stage=3, allocator="caching", capacity=10**9, steps=2),
     "out of memory": dict(GPT, stage=1, capacity=250_000),

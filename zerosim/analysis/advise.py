@@ -2,6 +2,7 @@
 
     simplest   data parallelism alone, on its framework's own switches
     fastest    of all meshes (`mesh_search.py`)
+    offloaded  if nothing fits on the devices: states in the nodes' other memories
     longest    the longest rows up to the model's own limit; if their length is given, the largest batch
 
 Of plans that are the same the first one stays.
@@ -19,13 +20,14 @@ from zerosim.analysis.cheapest import changes, price_of
 from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Group, Known, Meshes, Say, best_meshes
 from zerosim.analysis.meshes import divisors, ladders
-from zerosim.analysis.offload_ways import other_memories
+from zerosim.analysis.offload_ways import offloaded, other_memories
 from zerosim.analysis.search import Devices, Tried, most_that_fits
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.placement.memories import HOST
 
 MOST_CHANGES = 6
+LESS = (1.0, 0.95, 0.9, 0.8, 0.7)
 GROWN = 64
 """How many times as many GPUs are tried, at most."""
 
@@ -90,14 +92,19 @@ def advise(
     simple = best(small or alone, _is_simple)
     fast = best(families, lambda asked: True) if simple.ended else Meshes((), ended=False)
     found = [("simplest", one) for one in simple.found] + [("fastest", one) for one in fast.found]
+    if not found and fast.ended:
+        lean = best(list(offloaded(families, other_memories(config, devices.cluster))), _is_whole)
+        found = [("offloaded", one) for one in lean.found]
+        fast = replace(lean, groups=(*fast.groups, *lean.groups)) if lean.found else fast
     groups = tuple(fast.groups or simple.groups)
     counts = fast.candidates, simple.planned + fast.planned, fast.ended
     if not found:
         least = _least(config, families, devices)
         fixes = tuple(_fixes(least.config, devices)) if fast.ended else ()
         return Advice((), fixes, least, groups, *counts)
-    if fast.ended and (longest := _longest(config, families, devices, length_given)) is not None:
-        found.append(longest)
+    if fast.ended and found[0][0] != "offloaded":
+        longest = _longest(config, families, devices, length_given)
+        found += [longest] if longest is not None else []
     plans: list[Proposed] = []
     for kind, tried in found:
         if all(tried.config != one.tried.config for one in plans):
@@ -105,9 +112,13 @@ def advise(
     return Advice(tuple(plans), (), None, groups, *counts)
 
 
-def _is_simple(config: RunConfig) -> bool:
+def _is_whole(config: RunConfig) -> bool:
     mesh = config.mesh.axes
-    return mesh.tp == mesh.pp == mesh.cp == mesh.ep == 1 and not config.offload.is_on
+    return mesh.tp == mesh.pp == mesh.cp == mesh.ep == 1
+
+
+def _is_simple(config: RunConfig) -> bool:
+    return _is_whole(config) and not config.offload.is_on
 
 
 def _longest(
@@ -121,21 +132,24 @@ def _longest(
     base = candidate(base, micro_batch=1, accumulate=1).config or base
     base = candidate(base, loss="liger").config or base
     own, most = config.model.seq, config.model.positions
-    if length_given or most <= own:
-        found = most_that_fits(base, "micro_batch", devices.tried).best
-        kind = "largest batch"
+    exact, name = replace(devices, is_strict=False), "micro_batch" if length_given or most <= own else "seq"
+    if name == "micro_batch":
+        found = most_that_fits(base, name, exact.tried).best
     else:
-        kind, found = "longest rows", None
+        found = None
         for cp in [one for one in divisors(config.mesh.ranks) if one <= 8]:
             for asked in accepted([candidate(base, cp=cp, seq=own)]):
-                longer = _longest_rows(asked, most, devices)
+                longer = _longest_rows(asked, most, exact)
                 found = longer if found is None or (longer and longer.value > found.value) else found
             if found is not None and found.value == most:
                 break
     if found is None:
         return None
-    timed = devices.within(found.config)
-    return None if timed is None else (kind, timed)
+    for part in LESS:  # an allocator may need the rest
+        less = candidate(found.config, **{name: max(1, int(part * found.value))}).config
+        if less is not None and (timed := devices.within(less)) is not None:
+            return "largest batch" if name == "micro_batch" else "longest rows", timed
+    return None
 
 
 def _longest_rows(config: RunConfig, most: int, devices: Devices) -> Tried | None:

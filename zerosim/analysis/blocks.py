@@ -50,7 +50,7 @@ def other_premises(config: RunConfig, unit: str = "h.0") -> list[str]:
             f"--saves {config.memory.saves} keeps the norms' statistics"
             + (" and no second softmax" if eager and config.model.dropout else "")
         )
-    if config.memory.attention == "flash" and "core_attn" not in parts_again(config):
+    if config.memory.attention == "flash" and "core_attn" not in parts_again(config, unit):
         found.append(f"flash attention keeps {'no scores' if has_scores else 'its log-sum-exp'}")
     return found
 

@@ -14,7 +14,7 @@ from zerosim.analysis.candidate import accepted, candidate
 from zerosim.analysis.capabilities import experts, offload, paging, pipeline, zero
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged
-from zerosim.analysis.recompute import first_period, period_of
+from zerosim.analysis.recompute import differ, first_period, period_of
 from zerosim.analysis.weights import sizes
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -104,7 +104,7 @@ class Bounds:
         """Return the seconds of a microbatch, and the bytes that one block saves of it; 0 for what is unknown."""
         every, start = period_of(one), first_period(one)  # one of that many blocks is recomputed
         layers = sum(pipeline.layers_by_stage(one)) if one.model.has_blocks else 0
-        if layers <= (start + 1) * every:
+        if layers <= (start + 1) * every or differ(one):
             return self._of(one)[0], 0.0
         if (shorter := _of_layers(one, every, start)) is None:
             return 0.0, 0.0

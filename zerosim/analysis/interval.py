@@ -52,12 +52,14 @@ class Interval(Generic[C]):
     of: C
 
 
-def interval(of: C, rows: Sequence[Measured[C]]) -> Interval[C] | None:
-    """Return the interval of a figure of this class; None if too few were measured."""
+def interval(of: C, rows: Sequence[Measured[C]], *, alike: bool = False) -> Interval[C] | None:
+    """Return the interval of a figure of this class; None if too few were measured. `alike`: rows of one scenario err
+    alike, so that fewer lie outside where fewer scenarios measured the class."""
     for merged in of.merges():
-        ratios = sorted(row.log_ratio for row in rows if row.of.belongs(merged))
+        found = [row for row in rows if row.of.belongs(merged)]
+        ratios = sorted(row.log_ratio for row in found)
         if len(ratios) >= FEWEST:
-            left = _left_outside(len(ratios))
+            left = _left_outside(len(ratios), len({row.scenario for row in found}) if alike else 0)
             return Interval(math.exp(ratios[left]), math.exp(ratios[-1 - left]), len(ratios), merged)
     return None
 
@@ -67,10 +69,12 @@ def overlaps(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]
 
 
-def _left_outside(rows: int) -> int:
+def _left_outside(rows: int, scenarios: int = 0) -> int:
     """Return how many rows lie beyond each end. Of n + 1 similar rows, the last one falls between the k-th from either
-    end with probability (n + 1 - 2 k) / (n + 1)."""
-    return max(int((1 - INSIDE) / 2 * (rows + 1) + 1e-9), 1) - 1
+    end with probability (n + 1 - 2 k) / (n + 1). Of s + 1 scenarios whose rows err alike, the last one falls between
+    the others' ends with probability (s - 1) / (s + 1): by that factor fewer rows lie beyond."""
+    part = (scenarios - 1) / (scenarios + 1) if scenarios else 1.0
+    return max(int((1 - INSIDE) / 2 * (rows + 1) * part + 1e-9), 1) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Coverage:
         )
 
 
-def coverage(rows: Sequence[Measured[C]], *, by_scenario: bool = False) -> Coverage:
+def coverage(rows: Sequence[Measured[C]], *, by_scenario: bool = False, alike: bool = False) -> Coverage:
     """Compare each row with the interval of all other rows, or of all other scenarios' rows, which is how an unmeasured
     framework is judged."""
     inside, ratios = 0, []
@@ -100,7 +104,7 @@ def coverage(rows: Sequence[Measured[C]], *, by_scenario: bool = False) -> Cover
         others = [*rows[:at], *rows[at + 1 :]]
         if by_scenario:
             others = [other for other in rows if other.scenario != row.scenario]
-        found = interval(row.of, others)
+        found = interval(row.of, others, alike=alike)
         if found is not None:
             ratios.append(found.high / found.low)
             inside += found.low <= math.exp(row.log_ratio) <= found.high

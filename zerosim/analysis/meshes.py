@@ -63,7 +63,7 @@ def ladders(
     which sends as much and holds less. A pipeline has the `schedule`, if one is given. A layer's experts are shared by
     nobody or by the most ranks. Offloaded states are always divided, also on one rank."""
     ranks, layers = config.mesh.ranks, config.model.layers
-    for tp in [size for size in divisors(ranks) if size <= node]:
+    for tp in [size for size in divisors(ranks) if node % size == 0]:
         for pp in [size for size in divisors(ranks // tp) if size <= max(layers // 2, min(layers, 16))]:
             data = ranks // Mesh(tp=tp, pp=pp).world_size
             cp = data // gcd(data, global_batch)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from zerosim.analysis.candidate import accepted, candidate
+from zerosim.analysis.meshes import ladder
 from zerosim.analysis.search import Tried
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -33,6 +34,19 @@ def offloads(config: RunConfig, memories: Collection[str]) -> Iterator[RunConfig
         for changed in accepted([candidate(config, offload=where, **other)]):
             if _further(changed) > _further(config) and all(_is_further(changed, config)):
                 yield changed
+
+
+def offloaded(families: Iterable[Sequence[RunConfig]], memories: Collection[str]) -> Iterator[list[RunConfig]]:
+    """Yield the families of data parallelism alone with their states in these memories, as DeepSpeed offloads them, or
+    fully_shard, which moves all."""
+    for first in (family[0] for family in families):
+        mesh, recipe = first.mesh.axes, first.parallel.recipe
+        if mesh.tp * mesh.pp * mesh.cp * mesh.ep > 1 or recipe not in ("deepspeed", "hf-deepspeed", "fsdp2", "paper"):
+            continue
+        for changed in offloads(first, memories):
+            moves_all = all(changed.offload.memory_of(what) != DEVICE for what in ("optimizer", "params"))
+            if changed.parallel.zero_stage == first.parallel.zero_stage and (moves_all or recipe != "fsdp2"):
+                yield ladder(changed)
 
 
 def ways(config: RunConfig, memories: Collection[str], late: int = 0) -> Iterator[RunConfig]:

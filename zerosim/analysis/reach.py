@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.facts import experts_in
-from zerosim.analysis.recompute import parts_again
+from zerosim.analysis.recompute import differ, parts_again
 from zerosim.analysis.shares import Placed, Share
 from zerosim.config import ModelConfig
 from zerosim.functional.liger_loss import LIGER
@@ -41,6 +41,8 @@ class Reach(NamedTuple):
     y_e: int
     k_f: int
     k_g: int
+    k_u: int
+    k_a: int
     j: int
 
 
@@ -54,7 +56,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
         order.append(order[0])  # the head is the table's second use
     lowest = next((at for at, unit in enumerate(order) if unit in trained), len(order))
     backs, x, y, z = list[tuple[tuple[str, bool], ...]](), Fraction(0), 0, Fraction(0)
-    y_q = x_e = y_e = k_f = k_g = j = 0
+    y_q = x_e = y_e = k_f = k_g = k_u = k_a = j = 0
     lie = experts_in(config)
     chunks = _chunks(placed, share, order)
     for number, (first, units) in chunks.items():
@@ -78,14 +80,17 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
                 x_e, y_e = x_e + more[4], y_e + more[5]
                 again = run_again(placed, unit, sends_back=at > lowest)
-                k_f += (1, "columns") in again and (lie == "beside" or row.mlp.experts is None)
-                k_g = k_g + ((0, "rows") in again)
+                parts = parts_again(config, unit)
+                mlp, rows = ("fc1" in parts, "attn_proj" in parts) if differ(config) else (True, True)
+                k_f += mlp and (1, "columns") in again and (lie == "beside" or row.mlp.experts is None)
+                k_g += rows and (0, "rows") in again
+                k_u, k_a = k_u + more[3] * ("mla_up" in parts), k_a + more[3] * ("core_attn" in parts)
             elif at == len(order) - 1:
                 reads = unit in trained and config.memory.loss not in LIGER
                 x, z = x + (at > lowest), z + (reads or config.memory.loss == CHUNKED)  # it runs again
             elif at == 0:
                 y += 1
-    return Reach(backs, x, y, z, y_q, x_e, y_e, k_f, k_g, j)
+    return Reach(backs, x, y, z, y_q, x_e, y_e, k_f, k_g, k_u, k_a, j)
 
 
 def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
@@ -116,7 +121,7 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     """
     if not placed.config.model.has_blocks:
         return set()
-    row, parts = placed.config.model.block_of(unit), parts_again(placed.config)
+    row, parts = placed.config.model.block_of(unit), parts_again(placed.config, unit)
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
     queries = sends_back or not trained.isdisjoint(_places(0, "before", *_INSIDE))
     attention = queries or (0, "rows") in trained

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from zerosim.config import RunConfig
@@ -11,14 +12,25 @@ from zerosim.placement.spec import is_block
 
 
 def recompute_of(config: RunConfig, block: int | None = None) -> str:
-    """Return `--recompute`; for this block alone `full` or `none`, if every K-th one is recomputed."""
+    """Return `--recompute`; for this block alone its own word, if blocks differ."""
+    own = block is not None and (differ(config) or config.memory.again.every)
+    return config.memory.again.of_block(block or 0) if own else config.memory.recompute
+
+
+def parts_again(config: RunConfig, unit: str = "") -> Collection[str]:
+    """Return the parts of this block whose results backward computes again, or those of some block."""
     again = config.memory.again
-    return config.memory.recompute if block is None or not again.every else again.of_block(block)
+    return again.parts_of(number_of(unit)) if differ(config) and is_block(unit) else again.parts
 
 
-def parts_again(config: RunConfig) -> Collection[str]:
-    """Return the parts of every block whose results backward computes again."""
-    return config.memory.again.parts
+def differ(config: RunConfig) -> bool:
+    """Return whether ranges of blocks say what each of them recomputes."""
+    return bool(config.memory.again.ranges)
+
+
+def blocks_again(config: RunConfig, part: str, units: Iterable[str]) -> int:
+    """Return how many of these units recompute this part."""
+    return sum(part in parts_again(config, unit) for unit in units)
 
 
 def tiles_rows(config: RunConfig) -> bool:
@@ -28,8 +40,10 @@ def tiles_rows(config: RunConfig) -> bool:
 
 def period_of(config: RunConfig) -> int:
     """Return K if every K-th block is recomputed whole, or has experts, else 1: after so many blocks a model repeats
-    itself."""
-    return math.lcm(max(1, config.memory.again.every), config.model.numbers.experts_every)
+    itself. Ranges of blocks are its beginning: behind them all blocks are alike."""
+    again = config.memory.again
+    of_ranges = 1 + max((one.last for one in again.ranges), default=0)
+    return math.lcm(max(again.every, of_ranges), config.model.numbers.experts_every)
 
 
 def first_period(config: RunConfig) -> int:
@@ -45,6 +59,16 @@ def is_wrapped(config: RunConfig, unit: str) -> bool:
 def number_of(unit: str) -> int:
     """Return the number of a block, by its unit's name."""
     return int(unit.rpartition(".")[2])
+
+
+def described(config: RunConfig) -> str:
+    """Return how many blocks recompute what: '12 of 32 blocks whole, 8 in layernorm and mlp_act, 12 not at all'."""
+    layers, found = config.model.depths[0], list[str]()
+    for word, count in Counter(recompute_of(config, block) for block in range(layers)).items():
+        parts = " and ".join((word.partition(":")[2] or "core_attn").rsplit(",", 1)).replace(",", ", ")
+        of = "" if found else f" of {layers} blocks"
+        found.append(f"{count}{of} {({'full': 'whole', 'none': 'not at all'}).get(word, f'in {parts}')}")
+    return ", ".join(found)
 
 
 def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:

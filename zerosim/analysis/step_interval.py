@@ -5,8 +5,9 @@ to modelled time and the step's class: GPU, recipe, size, whether the host is th
 are trained, whether ranks share rows, and whether the model has experts. Classes are merged upwards by leaving out one
 property after the other: the size, the exact GPU (then its generation), the recipe. Host-bound steps are never merged
 with others, because their error is of another kind. Nor are steps of adapters, of context parallelism, or of experts.
-Few steps of experts were measured, so theirs are merged over all GPUs in the end. The interval includes effects that
-the clock leaves out: stragglers, power, data loading.
+Few steps of experts were measured, so theirs are merged over all GPUs in the end. Rows of one scenario err alike, so
+fewer are left outside where few scenarios measured a class. The interval includes effects that the clock leaves out:
+stragglers, power, data loading.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interv
     unlike = unlike or (config.clock.cuda_graphs and is_host_bound(time))
     if unlike or cluster.machine is not None or not time.model_flops:
         return None
-    return interval(step_class(config, time, cluster.name), read_steps())
+    return interval(step_class(config, time, cluster.name), read_steps(), alike=True)
 
 
 @lru_cache

@@ -12,9 +12,10 @@ from fractions import Fraction
 from typing import cast
 
 from zerosim.analysis import formulas
+from zerosim.analysis.facts import experts_in
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.letters import COUNTS
-from zerosim.analysis.recompute import is_wrapped
+from zerosim.analysis.recompute import blocks_again, differ, is_wrapped
 from zerosim.analysis.shares import Placed, Share, itemsizes, shared_grads, trained_itemsize
 from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again
 from zerosim.config import RunConfig
@@ -90,7 +91,16 @@ def place_of(config: RunConfig, share: Share) -> dict[str, int]:
         "r": sum(is_wrapped(config, unit) for unit in share.units),
         "r_e": sum(is_wrapped(config, unit) and has_experts(config, unit) for unit in share.units),
         "l_e": sum(is_block(unit) and has_experts(config, unit) for unit in share.units),
+        **(_unlike(config, share) if differ(config) else {}),
     }
+
+
+def _unlike(config: RunConfig, share: Share) -> dict[str, int]:
+    """Return how many of the pipeline stage's blocks recompute parts with exchanges, where blocks differ."""
+    of = {"k_f": "fc1", "k_g": "attn_proj", "k_u": "mla_up", "k_a": "core_attn"}
+    blocks = list(filter(is_block, share.units))
+    dense = [unit for unit in blocks if not has_experts(config, unit) or experts_in(config) == "beside"]
+    return {letter: blocks_again(config, of[letter], dense if letter == "k_f" else blocks) for letter in of}
 
 
 def has_experts(config: RunConfig, unit: str) -> bool:

@@ -63,7 +63,7 @@ def runs_again(config: RunConfig, flat: FlatSpec) -> bool:
     if not config.gathering.by_module:
         return False
     parts = {weight.role.part for weight in flat.weights if weight.role is not None}
-    return is_wrapped(config, flat.unit) or not parts.isdisjoint(parts_again(config))
+    return is_wrapped(config, flat.unit) or not parts.isdisjoint(parts_again(config, flat.unit))
 
 
 def _used_twice(config: RunConfig, share: Share, placed: Placed) -> list[str]:

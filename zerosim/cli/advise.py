@@ -118,7 +118,7 @@ def _sure(tried: Tried, limit: Limit) -> Certainty | None:
     from zerosim.report.verdict import Planned
 
     found = certainty(tried.config, limit, tried.peak_bytes)
-    return found and found._replace(cached=tried.cached and Planned(tried.cached))
+    return found and found._replace(cached=None if tried.cached is None else Planned(tried.cached))
 
 
 def _devices(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from zerosim.cli.parser import Parser, flag_of
 from zerosim.cli.plan import add_time_flags, device_cluster, device_of, plan_on, planned_config
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts.clock import CLOCK
+from zerosim.config.recompute import AUTO
 from zerosim.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     if (reading := reading_of(args)) is not None:
         return explain_file(args, reading)
     for name in ("gpu", *CLOCK_FLAGS):
-        if getattr(args, name, None) is not None:
+        if getattr(args, name, None) is not None and (name != "gpu" or getattr(args, "recompute", "") != AUTO):
             raise InputError(f"{flag_of(name)}: formulas have no seconds; it works with a file of another framework")
     _check(args)
     if hasattr(args, "params") and not hasattr(args, "model") and args.scenario is None:

@@ -39,29 +39,14 @@ SEARCHED = (
 
 def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("what to search for")
-    known = "; ".join(f"{name}: {what}" for name, what in SEARCHES.items())
-    group.add_argument(
-        "--find", metavar="|".join(SEARCHES), default="micro-batch", help=f"{known} (default: micro-batch)"
-    )
-    group.add_argument(
-        "--most-ranks",
-        metavar="N",
-        type=whole_number,
-        default=MOST_RANKS,
-        help=f"with --find mesh and no --ranks: the most ranks that are tried (default: {MOST_RANKS})",
-    )
-    group.add_argument(
-        "--global-batch",
-        metavar="ROWS",
-        type=whole_number,
-        help="with --find mesh: rows of a step on all ranks (default: --micro-batch x --accumulate on each rank)",
-    )
-    group.add_argument(
-        "--time-limit",
-        metavar="SECONDS",
-        type=float,
-        help="with --find mesh: show the best that has been found after so long",
-    )
+    add, known = group.add_argument, "; ".join(f"{name}: {what}" for name, what in SEARCHES.items())
+    add("--find", metavar="|".join(SEARCHES), default="micro-batch", help=f"{known} (default: micro-batch)")
+    most = f"with --find mesh and no --ranks: the most ranks that are tried (default: {MOST_RANKS})"
+    add("--most-ranks", metavar="N", type=whole_number, default=MOST_RANKS, help=most)
+    rows = "with --find mesh: rows of a step on all ranks (default: --micro-batch x --accumulate on each rank)"
+    add("--global-batch", metavar="ROWS", type=whole_number, help=rows)
+    limit = "with --find mesh: show the best that has been found after so long"
+    add("--time-limit", metavar="SECONDS", type=float, help=limit)
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time, modelled where --gpu is given").add_argument)
@@ -223,6 +208,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     from zerosim.analysis.capabilities import notes_of
     from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, best_meshes
     from zerosim.analysis.meshes import ladders, mesh_values
+    from zerosim.analysis.offload_ways import offloaded, other_memories
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
 
@@ -246,6 +232,10 @@ def find_meshes(args: argparse.Namespace) -> int:
         batch = args.global_batch or asked.global_batch
         families = ladders(asked, batch, node, schedule)
         result = best_meshes(asked, families, search.devices, node=node, check_time=check_time, say=say)
+        if not result.found and result.ended:
+            families = offloaded(ladders(asked, batch, node, schedule), other_memories(asked, cluster))
+            lean = best_meshes(asked, families, search.devices, node=node, check_time=check_time, say=say)
+            result = lean if lean.found else result
         if result.found or not result.ended or not any_ranks:
             break
     search = search._replace(config=asked)

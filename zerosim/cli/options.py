@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.cli.auto import resolved
 from zerosim.cli.files import add_file_flags, file_values, reading_of
 from zerosim.cli.parser import (
     Parser,
@@ -186,7 +187,7 @@ def _on_few_ranks(values: Mapping[str, Any], build: Callable[[Mapping[str, Any]]
 
 def training_config(args: argparse.Namespace) -> RunConfig:
     """Build `run_config` for a verb that trains. Raises: InputError as `run_config` and `check_processes` do."""
-    return check_processes(run_config(args))
+    return check_processes(resolved(args, run_config(args)))
 
 
 def check_processes(config: RunConfig) -> RunConfig:

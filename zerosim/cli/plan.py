@@ -9,6 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerosim.cli.auto import resolved
+from zerosim.cli.device import device_limit as device_limit
+from zerosim.cli.device import device_of as device_of
+from zerosim.cli.device import node_of as node_of
 from zerosim.cli.files import Files, add_write_flag, files_of, reading_of
 from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_values
 from zerosim.cli.outputs import Output, leave, output, written
@@ -17,13 +21,11 @@ from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
-from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.config.presets.kernel_tables import EFFICIENT
-from zerosim.config.presets.nodes import Node, find_node
 from zerosim.config.presets.recipes import USUAL
+from zerosim.config.recompute import AUTO
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.memories import DEVICE
-from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
     from zerosim.report.memory import Certainty
@@ -85,36 +87,24 @@ def add_reserve_flag(add: Callable[..., Any]) -> None:
     )  # fmt: skip
 
 
-def node_of(args: argparse.Namespace) -> Node | None:
-    """Return the node of --node. Raises: InputError for an unknown node."""
-    name = getattr(args, "node", None)
-    return None if name is None else find_node(name)
-
-
-def device_of(args: argparse.Namespace) -> Hardware | None:
-    """Return the device of --gpu, or of --node. Raises: InputError for an unknown device, and for two different
-    ones."""
-    node, name = node_of(args), getattr(args, "gpu", None)
-    device = None if name is None else find_hardware(name)
-    if node is None:
-        return device
-    if device is not None and device.name != node.gpu:
-        raise InputError(f"--gpu {name}: --node {node.name} already has GPUs, {node.gpu}; leave one of them out")
-    return find_hardware(node.gpu)
-
-
 def planned_config(
     args: argparse.Namespace,
     *,
     any_ranks: bool = False,
     scenario: Mapping[str, Any] | None = None,
 ) -> RunConfig:
+    """Build the configuration of a plan, with the recompute that --recompute auto chooses.
+
+    Raises: InputError as `run_config` does, for an unknown device, and for auto without a device memory.
+    """
+    return resolved(args, _unresolved(args, any_ranks, scenario))
+
+
+def _unresolved(args: argparse.Namespace, any_ranks: bool, scenario: Mapping[str, Any] | None) -> RunConfig:
     """Build `run_config` with a plan's defaults and, without a scenario, with what people usually run.
 
     That is four microbatches per pipeline stage, attention without saved scores if a GPU or a limit is given, and
     with --gpu the usual recipe of this ZeRO stage, unless given values exclude these.
-
-    Raises: InputError as `run_config` does, and for an unknown device.
     """
     reading = reading_of(args)
     if args.scenario is not None and reading is None:
@@ -162,7 +152,7 @@ def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: Ru
     except InputError:
         return ""
     planned, flags = config.to_dict(), []
-    for name in run.keys() - {"capacity", "steps"}:
+    for name in run.keys() - {"capacity", "steps", *(["recompute"] if run["recompute"] == AUTO else [])}:
         if run[name] != planned[name]:
             shown = OPTIONS[name].shown if run[name] == OPTIONS[name].default else None
             flags.append(f"{flag_of(name)} {shown or run[name]}")
@@ -171,29 +161,6 @@ def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: Ru
         if flags
         else ""
     )
-
-
-def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None:
-    """Return the memory limit of --gpu, --limit or a scenario's capacity, with its reserve; None without any.
-
-    Raises: InputError for an unknown device, and for a reserve without a limit.
-    """
-    from zerosim.report.verdict import Limit
-
-    device = device_of(args)
-    if args.limit is not None and not 1 <= args.limit <= MOST_BYTES:
-        raise InputError(
-            f"--limit {args.limit}: expected at least 1 byte and at most {format_bytes(MOST_BYTES)}, such as 32GB"
-        )
-    kept = getattr(args, "reserve", None)
-    if kept is not None and not 0 <= kept <= MOST_BYTES:
-        raise InputError(f"--reserve {kept}: expected 0 to {format_bytes(MOST_BYTES)}, such as 2GB")
-    if args.limit is not None or device is None:
-        nbytes = args.limit if args.limit is not None else capacity
-        if nbytes is None and kept is not None:
-            raise InputError(f"--reserve {kept}: needs a device memory; pass --gpu NAME or --limit SIZE too")
-        return None if nbytes is None else Limit("", nbytes, device, kept)
-    return Limit(device.name, device.memory_bytes, device, kept)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from zerosim.cli.auto import resolved
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.parser import Parser, stages
 from zerosim.config import RunConfig
@@ -32,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    config = run_config(args)
+    config = resolved(args, run_config(args))
     if args.html is not None:
         from zerosim.cli.pages import step_page
 

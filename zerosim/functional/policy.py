@@ -7,7 +7,7 @@ The ops (`norm.py`, `attention.py`) document what each choice saves. Recompute o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zerosim.config.recompute import Recomputed, read_recompute
 from zerosim.errors import InputError, did_you_mean
@@ -33,7 +33,7 @@ class ActivationPolicy:
     return_kv   what attention reads lives until forward ends, also where a block is recomputed
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
-                backward recomputes whole blocks
+                backward recomputes whole blocks. A block's own policy has no ranges (`of_block`)
     mlp_tile    the feed-forward runs for so many rows at a time; 0: for all
     loss_tile   so does the head with a chunked loss; 0: for an eighth of them
     again       the parsed form of `recompute`
@@ -71,6 +71,10 @@ class ActivationPolicy:
         """Whether a recomputed block's input and its second output live until its backward ends, as in PyTorch's
         reentrant checkpoint."""
         return self.saves in OF_TRANSFORMERS
+
+    def of_block(self, number: int) -> ActivationPolicy:
+        """Return the policy of this block, if blocks differ."""
+        return replace(self, recompute=self.again.of_block(number)) if self.again.ranges else self
 
     def run(self, part: str, layer: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Run layer(*inputs), which is `part` of a block. If that part is recomputed, the result is not saved."""

@@ -105,7 +105,7 @@ class Builder:
     ) -> Unit:  # fmt: skip
         """Build a unit of one layer; of a block, `number` counts from 0, and `own` is its row, if it is not the first
         stack's. It `makes` and `reads` these asides."""
-        here = self.at(name, prefix)._replace(number=number, own=own)
+        here = self.at(name, prefix)._replace(number=number, own=own, policy=self.policy.of_block(number))
         return Unit(name, here.within, layer(here), makes=makes, reads=reads)
 
     def blocks(

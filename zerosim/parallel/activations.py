@@ -7,6 +7,8 @@ from functools import partial
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import is_adapter
+from zerosim.config.recompute import AUTO
+from zerosim.errors import wrong
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn import OffloadsSaves, Recompute, Retained, SavesOnHost, StoredInputs, Unit
 from zerosim.parallel.pieces import Pieces, Place
@@ -17,8 +19,10 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the policy of ops, and what is around blocks. Copies in flight pass from block to block, so no block's record
     can be repeated."""
     memory = config.memory
+    if memory.recompute == AUTO:
+        raise wrong("recompute", " 'auto': not chosen yet; call zerosim.analysis.auto_recompute.auto, or name a value")
     names = "saves", "attention", "recompute", "fp32_softmax", "repeat_kv", "mlp_tile", "loss_tile"
-    returned = memory.use_cache and bool(memory.again.every)
+    returned = memory.use_cache and memory.again.is_whole
     policy = ActivationPolicy(**{name: getattr(memory, name) for name in names}, return_kv=returned)
     copies = memory.offload_activations or memory.stash_window
     return made._replace(policy=policy, wrap=_around(made, config, place, policy), repeats=made.repeats and not copies)

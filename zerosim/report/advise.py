@@ -31,6 +31,7 @@ from zerosim.units import format_bytes, format_count
 KINDS = {
     "simplest": "Simplest: data parallelism alone",
     "fastest": "Fastest",
+    "offloaded": "With states in the nodes' other memory",
     "longest rows": "Longest rows",
     "largest batch": "Largest batch in one pass",
 }

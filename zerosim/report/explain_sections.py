@@ -11,7 +11,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import note_of, notes_of
 from zerosim.analysis.capabilities.experts import cut_words, psi_of
 from zerosim.analysis.capabilities.pipeline import SCHEDULES, live_micro_batches
-from zerosim.analysis.capabilities.recompute import block_parts, recomputes_all
+from zerosim.analysis.capabilities.recompute import block_form, block_parts, recomputes_all
 from zerosim.analysis.capability import Key
 from zerosim.analysis.cost import cost_of
 from zerosim.analysis.facts import frozen_of, is_owned
@@ -21,6 +21,7 @@ from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.letters import COUNTS, LETTERS
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.nodes import has_nodes, node_forms, node_size
+from zerosim.analysis.recompute import differ
 from zerosim.analysis.shares import laid_out, shares_of
 from zerosim.analysis.weights import shown
 from zerosim.config import RunConfig
@@ -303,7 +304,11 @@ def _blocks(asked: Asked) -> Section | None:
     parts = {name: part.where(in_h) for name, part in block_parts(config).items()}
     terms = [Term(name, str(part), part.numbers(held), part.at(held)) for name, part in parts.items()]
     live, blocks, kind = live_micro_batches(config), held["l"], config.parallel.pipeline_schedule
-    if held["p"] == 1:
+    if differ(config):
+        each = [block_form(config, block).at(held) for block in range(blocks)] if held["v"] == 1 else []
+        name, among = ("all blocks", "") if held["p"] == 1 else ("first stage", f" · {live.where(i=0)}")
+        last = Term(name, f"sum of blocks{among}", f"{len(each)} blocks", sum(each) * live.where(i=0).at(held))
+    elif held["p"] == 1:
         last = Term("all blocks", "times l", f"{blocks:,} blocks", blocks * kept.value)
     else:
         times = (live / symbol("v")).where(i=0) if held["v"] > 1 else live.where(i=0)
@@ -328,9 +333,8 @@ def _blocks(asked: Asked) -> Section | None:
             f"{bubble.at(held)}. By own span, of the stage with the most: {own_span.at(held)}. {bubble.source}."
         )
     order = f" under {SCHEDULES[kind]}" if held["p"] > 1 else " of one microbatch"
-    return Section(
-        "activations_2205_05198", f"Activations{order}, tensor by tensor", (*terms, kept, last), tuple(notes)
-    )
+    ends = (kept, last) if last.value else (kept,)
+    return Section("activations_2205_05198", f"Activations{order}, tensor by tensor", (*terms, *ends), tuple(notes))
 
 
 def _paper_activations(asked: Asked) -> Section | None:

@@ -41,25 +41,9 @@ from zerosim.units import format_bytes, format_count
 FEW = 3
 """The number of rows on the first page."""
 IN_WORDS = {DEVICE: "device", HOST: "host memory", NVME: "NVMe"}
-OF_MESH = (
-    *(
-        "ranks",
-        "dp_replicate",
-        "tp",
-        "cp",
-        "context",
-        "ep",
-        "etp",
-        "pp",
-        "pipeline",
-        "virtual_stages",
-        "balance_ends",
-        "stage_layers",
-        "stage",
-        "recipe",
-    ),
-    *("offload", "optimizer", "pad_vocab", "recompute", "sequence_parallel", "overlap", "micro_batch", "accumulate"),
-)
+OF_MESH = ("ranks", "dp_replicate", "tp", "cp", "context", "ep", "etp", "pp", "pipeline", "virtual_stages",
+           "balance_ends", "stage_layers", "stage", "recipe", "offload", "optimizer", "pad_vocab", "recompute",
+           "sequence_parallel", "overlap", "micro_batch", "accumulate")  # fmt: skip
 """What a mesh search chooses, in the order of its flags."""
 SAID = ("ranks", "stage", "recipe", "micro_batch", "accumulate")
 """Those that are shown even if they are the default."""

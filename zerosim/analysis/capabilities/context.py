@@ -10,12 +10,12 @@ from zerosim.analysis.capabilities.tensor import heads_on_rank
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas.form import symbols
-from zerosim.analysis.recompute import parts_again
+from zerosim.analysis.recompute import differ, parts_again
 from zerosim.config import RunConfig
 from zerosim.config.parts.context import HOW, attended_columns, cut_of
 from zerosim.placement.context import ContextCut
 
-_l, _r, _y_q = symbols("l r y_q")
+_l, _r, _y_q, _k_a = symbols("l r y_q k_a")
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
@@ -23,7 +23,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     if cut.ranks == 1:
         return
     back = _l if frozen_of(config) is None else _y_q
-    again = _r + (back if "core_attn" in parts_again(config) else 0)
+    again = _r + (_k_a if differ(config) else back if "core_attn" in parts_again(config) else 0)
     queries, keys = attended_columns(config.mesh, config.context, config.model, config.memory)
     share = heads_on_rank(config)
     by_operation = formulas.context_parallel(

@@ -10,7 +10,7 @@ from zerosim.analysis.capabilities.tensor import divides_rows
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import frozen_of, is_divided
 from zerosim.analysis.formulas import Form
-from zerosim.analysis.recompute import period_of, recompute_of
+from zerosim.analysis.recompute import differ, period_of, recompute_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import PYTORCHS
@@ -49,7 +49,7 @@ def live_inputs(config: RunConfig, stage: int, held: Mapping[str, int]) -> int |
     """Return the most inputs that a pipeline stage holds; None if live chunks have different numbers of blocks."""
     chunks, layers = config.parallel.num_chunks, config.layers_by_chunk(config.model.layers)
     sizes = [layers[number] for number in config.chunks.of_stage(stage)]
-    if len(set(sizes)) > 1 or (chunks > 1 and period_of(config) > 1):
+    if len(set(sizes)) > 1 or (chunks > 1 and (period_of(config) > 1 or differ(config))):
         return None
     return int(live_micro_batches(config).at(held) * held["r"]) // chunks
 

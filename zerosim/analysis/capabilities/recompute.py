@@ -10,7 +10,7 @@ from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
-from zerosim.analysis.recompute import recompute_of
+from zerosim.analysis.recompute import described, differ, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import widens_norms
 
@@ -76,6 +76,8 @@ def recomputes_all(config: RunConfig) -> bool:
 def _kept(config: RunConfig) -> Iterator[str]:
     """Yield how recomputed blocks store their inputs, if not whole and on the device."""
     memory, t = config.memory, config.mesh.tp
+    if differ(config):
+        yield f"Recompute: {described(config)}."
     if memory.partition_activations and not config.partitions_inputs:
         waits = " They wait on the host." if memory.cpu_checkpointing else ""
         yield (
@@ -108,6 +110,8 @@ def _again(config: RunConfig) -> Iterator[str]:
     if memory.again.every > 1:
         yield f"One block in {memory.again.every} is recomputed whole and stores only its input."
         yield "The line is for the other blocks."
+    elif differ(config):
+        yield f"Backward recomputes {described(config)}. The first line is for block 0."
     elif memory.recompute == "none":
         yield "Nothing else is recomputed." if memory.mlp_tile else "Nothing is recomputed."
     elif memory.again.every:
@@ -130,7 +134,7 @@ CAPABILITY = Capability(
     notes={
         "premises": _premises, "kept": _kept, "activations": _explained, "again": _again, "moved": _moved,
         "sources": lambda c: when(c.partitions_inputs or c.memory.cpu_checkpointing, "ZeRO, section 6.1"),
-        "assumed": lambda c: [f"recompute {c.memory.recompute}"],
+        "assumed": lambda c: [f"recompute {'by ranges of blocks' if differ(c) else c.memory.recompute}"],
         "roomier": lambda c: when(c.model.has_blocks and c.memory.recompute != "full", "--recompute full makes room"),
     },
 )  # fmt: skip

@@ -73,6 +73,7 @@ def letters(asked: Asked) -> dict[str, int]:
         return flat.unit in back and (is_wrapped(config, flat.unit) or not back[flat.unit].isdisjoint(roles_in(flat)))
 
     modules = [name for name in freed - stay if runs_again(config, layout.flats[name]) and is_read(layout.flats[name])]
+    of_reach = ("x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "k_u", "k_a", "j")
     return {
         "M": sum(numels[name] for name in modules),
         "r": sum(is_wrapped(config, unit) for unit in back),
@@ -81,7 +82,7 @@ def letters(asked: Asked) -> dict[str, int]:
         "U": kept_for_next(placed, share, numels, reached),
         "VD": table,
         "P": sum(numels[name] for name in persistent),
-        **{letter: getattr(reach, letter) for letter in ("x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "j")},
+        **{letter: getattr(reach, letter) for letter in of_reach},
     }
 
 

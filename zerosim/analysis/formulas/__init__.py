@@ -22,6 +22,7 @@ from zerosim.analysis.formulas.activations import WHY_ESTIMATES_DIFFER as WHY_ES
 from zerosim.analysis.formulas.activations import block_activations as block_activations
 from zerosim.analysis.formulas.activations import block_parts as block_parts
 from zerosim.analysis.formulas.activations import checkpoint_elements as checkpoint_elements
+from zerosim.analysis.formulas.activations import differ as differ
 from zerosim.analysis.formulas.activations import keeps_scores as keeps_scores
 from zerosim.analysis.formulas.activations import parts_again as parts_again
 from zerosim.analysis.formulas.activations import zero_paper_elements as zero_paper_elements

@@ -100,6 +100,11 @@ def parts_again(recompute: str) -> list[str]:
     return (given or "core_attn").split(",") if form == "selective" else []
 
 
+def differ(recompute: str) -> bool:
+    """Return whether `recompute` says a value for each range of blocks."""
+    return "=" in recompute
+
+
 def keeps_scores(recompute: str) -> bool:
     """Return whether a block saves its attention scores, if eager attention computed them."""
     return recompute != "full" and not {"core_attn", "op"} & set(parts_again(recompute))

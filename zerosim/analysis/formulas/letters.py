@@ -57,6 +57,8 @@ _OF_ALL: Mapping[str, Letter] = MappingProxyType(
         "y_q": Letter("blocks whose queries and keys are in backward's path", "blocks"),
         "k_f": Letter("blocks whose feed-forward backward runs again", "blocks"),
         "k_g": Letter("blocks whose last map of attention backward runs again", "blocks"),
+        "k_u": Letter("blocks whose latents backward maps into heads again", "blocks"),
+        "k_a": Letter("blocks whose attention core backward runs again", "blocks"),
         "j": Letter("chunks that send their input's gradient back", ""),
         "Z": Letter("bytes of a step's encoded gradients on all ranks together", "bytes"),
         "Y": Letter("bytes that a compression keeps for later steps: residuals, errors, Q", "bytes"),
@@ -95,7 +97,7 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
     | dict(_OF_ALL)
 )
 COUNTS = (
-    "l", "l_e", "l_d", "r", "r_e", "r_d", "x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "j", "m", "v", "first",
-    "last", "start", "end",
+    "l", "l_e", "l_d", "r", "r_e", "r_d", "x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "k_u", "k_a", "j", "m", "v",
+    "first", "last", "start", "end",
 )  # fmt: skip
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""

@@ -23,14 +23,14 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from zerosim.analysis.formulas.activations import parts_again
+from zerosim.analysis.formulas.activations import differ, parts_again
 from zerosim.analysis.formulas.form import Form, group, ring, symbols
 from zerosim.analysis.formulas.states import N
 
 _l, _r, _first, _last, _start, _end = symbols("l r first last start end")
 _m, _p, _v, _i, _t = symbols("m p v i t")
 _x, _y, _z, _j = symbols("x y z j")
-_y_q, _k_f, _k_g = symbols("y_q k_f k_g")
+_y_q, _k_f, _k_g, _k_u = symbols("y_q k_f k_g k_u")
 _l_d, _r_d, _bsh_d, _bs_d, _l_e, _r_e = symbols("l_d r_d bsh_d bs_d l_e r_e")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
@@ -69,9 +69,13 @@ def recomputed_boundaries(
     experts: bool = False,
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`; and those of a feed-forward that is `tiled`. Experts' f is in no part. Nothing reads the sum after
-    attention again where both branches stand `side_by_side`."""
+    `selective`; and those of a feed-forward that is `tiled`. If blocks differ, letters count the blocks that recompute
+    such a part. Experts' f is in no part. Nothing reads the sum after attention again where both branches stand
+    `side_by_side`."""
     tiles = tiled * _l
+    if differ(recompute):  # the letters count the blocks of each kind
+        f, g = (1 + inputs.f) * _r + _k_f + inputs.read * _k_u, 2 * _r + (0 if side_by_side else 1) * _k_g
+        return RecomputedBoundaries(f + tiles, g + tiles)
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries((1 + inputs.f) * _r + tiles, 2 * _r + tiles)
     parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e * experts, _k_g if frozen else _l
@@ -138,7 +142,7 @@ def sequence_parallel(
     again = recomputed_boundaries(recompute, frozen=frozen, inputs=inputs, **how)
     each = ring(_t) * _w * _m * _bsh
     mixed = {"inside": (twice, 0, 0), "apart": (2 + twice, 2, 1)}.get(experts, (0, 0, 0))
-    if recompute.partition(":")[0] == "full":
+    if recompute.partition(":")[0] == "full" or differ(recompute):
         again = RecomputedBoundaries(again.f - mixed[2] * _r_e, again.g - mixed[2] * _r_e)
     gathers = (3 + inputs.f + (1 + inputs.read) * twice) * _l - mixed[0] * _l_e
     gathers = gathers + again.f + _first + (1 + twice * head_again) * _last

@@ -23,13 +23,13 @@ def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> I
     Partitioned inputs need no more than `tensor.rules` asks: tp divides the heads, and so the width of every input.
     """
     for name in ("partition_activations", "cpu_checkpointing"):
-        if getattr(memory, name) and not memory.again.every:
+        if getattr(memory, name) and not memory.again.is_whole:
             yield wrong(
                 name,
                 f": recompute {memory.recompute!r} does not recompute whole blocks; pass --recompute full too, or "
                 "leave it out",
             )
-    if memory.offload_activations and memory.again.every:
+    if memory.offload_activations and memory.again.is_whole:
         yield wrong(
             "offload_activations",
             f": recompute {memory.recompute!r} saves only the inputs of blocks; pass --cpu-checkpointing instead",
@@ -62,7 +62,7 @@ def settles(draft: Draft) -> Mapping[str, str]:
     why = ""
     if not (draft.values.get("lora_rank") or draft.values.get("prefetch")) and draft.values.get("freeze") is None:
         why = "trained blocks keep no more than their inputs; choose a lora_rank, or leave it out"
-    elif not read_recompute(draft.values.get("recompute", "none")).every:
+    elif not read_recompute(draft.values.get("recompute", "none")).is_whole:
         why = "no blocks are recomputed; pass --recompute full too, or leave it out"
     if why and not draft.source["use_reentrant"]:
         raise wrong("use_reentrant", f": {why}")

@@ -11,7 +11,7 @@ from zerosim.config.option import OF_RECIPE, Exclusion, Part, option
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.world import WorldConfig
-from zerosim.config.recompute import FORMS, Recomputed, read_recompute
+from zerosim.config.recompute import FORMS, RANGES, Recomputed, read_recompute
 from zerosim.config.recompute import PARTS as PARTS_OF_BLOCK
 from zerosim.errors import InputError, wrong
 from zerosim.units import MOST_BYTES, parse_bytes
@@ -36,7 +36,9 @@ class MemoryConfig(Part):
 
     recompute: str = option(
         "none", "activations that backward recomputes instead of saving: the attention core, a list of parts of every "
-        f"block ({', '.join(PARTS_OF_BLOCK)}), every block or every K-th block", metavar=FORMS, parse=str.lower,
+        f"block ({', '.join(PARTS_OF_BLOCK)}), every block or every K-th block; or these for ranges of blocks, "
+        f"such as {RANGES}. auto chooses what fits a device and takes the fewest seconds", metavar=FORMS,
+        parse=str.lower,
         words="recompute_granularity",
         switches={
             **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), "full"),
@@ -108,7 +110,7 @@ class MemoryConfig(Part):
     )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
-        metavar="SIZE", shown="no limit", parse=parse_bytes, group="ranks and stage",
+        metavar="SIZE", shown="no limit", parse=parse_bytes, also=("--limit",), group="ranks and stage",
     )  # fmt: skip
     allocator: str = option(
         "exact", "how a device hands out memory: exactly the bytes requested, like PyTorch's caching allocator, or "
@@ -132,7 +134,7 @@ class MemoryConfig(Part):
     @property
     def returns_outputs(self) -> bool:
         """Whether the caller gets keys and values of all blocks. Recomputed blocks return theirs to the model alone."""
-        return self.use_cache and not self.again.every
+        return self.use_cache and not self.again.is_whole
 
 
 def is_loss_in_model(memory: MemoryConfig) -> bool:
@@ -169,8 +171,12 @@ def rules(
             f" {memory.recompute!r}: of {model.layers} layers every K-th is recomputed; choose at most "
             f"full:{model.layers}",
         )
+    if again.ranges and model.has_blocks and (model.is_second or again.ranges[-1].last >= model.layers):
+        why = "has blocks in two stacks; name no ranges" if model.is_second else f"has blocks 0 to {model.layers - 1}"
+        yield wrong("recompute", f" {memory.recompute!r}: model {model.name} {why}")
     is_rms = model.has_blocks and model.decoder.block.norm.startswith("rms")
-    if memory.saves in ("eager", "litgpt") and is_rms and "attn_proj" in again.parts and "layernorm" not in again.parts:
+    bare = any("attn_proj" in one.parts and "layernorm" not in one.parts for one in again.kinds)
+    if memory.saves in ("eager", "litgpt") and is_rms and bare:
         yield wrong(
             "saves",
             f" {memory.saves!r}: its norms keep an fp32 copy of their input, so recompute {memory.recompute!r} frees "

@@ -177,7 +177,9 @@ def _recompute(config: RunConfig) -> dict[str, Any]:
     form, _, option = config.value("recompute").partition(":")
     if form == "full" and option not in ("", "1"):
         return {"mode": "selective", "selective_ac_option": option}
-    return {"mode": "selective", "selective_ac_option": "op"} if form == "selective" else {"mode": form}
+    if form == "selective":
+        return {"mode": "selective", "selective_ac_option": "op"}
+    return {"mode": form if form == "full" else "none"}  # blocks that differ are the script's
 
 
 def compiled(config: RunConfig) -> dict[str, Any]:
