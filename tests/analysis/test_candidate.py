@@ -16,9 +16,9 @@ from zerosim.errors import InputError, wrong
 
 ROOT = Path(__file__).parents[2] / "zerosim"
 SEARCHES = (
-    *(f"analysis/{name}.py" for name in ("search", "cheapest", "left_out", "advice", "changes", "models")),
-    *(f"analysis/{name}.py" for name in ("meshes", "mesh_search", "offload_ways")),
-    *("cli/fit.py", "cli/fit_search.py", "cli/fit_offload.py", "report/fit.py", "report/fit_offload.py"),
+    *(f"analysis/{name}.py" for name in ("search", "cheapest", "left_out", "advice", "changes")),
+    *(f"analysis/{name}.py" for name in ("meshes", "mesh_search", "estimate", "offload_ways")),
+    *("cli/fit.py", "cli/fit_search.py", "report/fit.py"),
 )
 
 

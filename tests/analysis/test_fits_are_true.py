@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from zerosim.analysis import advice
+from zerosim.analysis.cheapest import changes, cheapest_fits
 from zerosim.analysis.expect.largest import fits
-from zerosim.analysis.mesh_search import Trials, best_meshes
-from zerosim.analysis.search import Found, changes, cheapest_fits, fewest_ranks, most_that_fits
+from zerosim.analysis.mesh_search import best_meshes
+from zerosim.analysis.meshes import ladders
+from zerosim.analysis.search import Devices, Found, most_that_fits
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError, OutOfMemory
-from zerosim.train.plan import Figures, figures_within, peak_of, peak_within, plan
+from zerosim.train.plan import peak_of, peak_within, plan
 from zerosim.train.run import DEFAULT_STEPS
 
 SMALL: dict[str, Any] = dict(hidden=256, heads=4, seq=256)
@@ -80,7 +82,7 @@ def check_seed(config: RunConfig, capacity: int) -> None:
     if not runs_within(config, capacity):
         for tip in cheapest_fits(config, capacity, peak_within):
             assert runs_within(with_flags(config, tip.split(" would fit")[0]), capacity), tip
-    found = most_that_fits(config, "micro_batch", capacity, lambda tried: peak_of(tried, capacity))
+    found = most_that_fits(config, "micro_batch", Devices(capacity).tried)
     check_answer(config, "micro_batch", found, capacity)
 
 
@@ -102,7 +104,7 @@ def test_the_fewest_ranks_are_planned_again() -> None:
     config = plan_config(model="gpt", **SMALL, **own, allocator="caching")
     least = peak_of(config.replace(ranks=16), 10**12)
     for capacity in (least, 3 * least // 2):
-        found = fewest_ranks(config, capacity, lambda tried, capacity=capacity: peak_of(tried, capacity))
+        found = most_that_fits(config, "ranks", Devices(capacity).tried)
         check_answer(config, "ranks", found, capacity)
         assert found.best is not None
 
@@ -112,22 +114,11 @@ def test_meshes_are_planned_again_and_judged_by_what_is_reserved() -> None:
     config = plan_config(model="gpt", **SMALL, layers=2, vocab=256, allocator="caching", micro_batch=4)
     alone = peak_of(config.replace(ranks=1), 10**12)
     room = alone * 2 // 3
-
-    def unlimited(asked: RunConfig) -> Figures:
-        figures = figures_within(asked, 10**12)
-        assert figures is not None
-        return figures
-
-    trials = Trials(
-        lambda asked: 0.0,
-        unlimited,
-        lambda asked: figures_within(asked, room),
-        lambda asked: room,
-    )
-    result = best_meshes(config.replace(ranks=4), 16, trials)
+    asked = config.replace(ranks=4)
+    result = best_meshes(asked, ladders(asked, 16, 8), Devices(room))
     assert result.found
     for one in result.found:
-        memory = plan(one.config.replace(capacity=alone * 2 // 3)).memory
+        memory = plan(one.config.replace(capacity=room)).memory
         assert one.peak_bytes == max(rank.reserved_bytes for rank in memory)
         assert one.peak_bytes > max(rank.peak.total_bytes for rank in memory)
 

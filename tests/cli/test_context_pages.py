@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.checks import agree, checks
-from zerosim.analysis.mesh_search import beside
-from zerosim.analysis.meshes import ladders, wider
+from zerosim.analysis.meshes import beside, ladders, wider
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import cluster_of

@@ -95,17 +95,22 @@ def test_pictures_of_several_stages_have_each_stages_recipe(
 
 
 @pytest.mark.slow
-def test_a_search_over_stages_is_of_one_recipe_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("given", [[], ["--recipe", "paper"], ["--recipe", "deepspeed"]], ids=str)
+def test_a_search_of_meshes_is_of_what_frameworks_run_or_of_the_given_recipe(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The flags that it answers with plan what it ran."""
     more = ["--ranks", "4", "--global-batch", "8"]
     device = ["--gpu", "a100-80", "--reserve", "0"]
-    assert main(["fit", "--find", "mesh", *SIZES, *device, *more, "--json", "-"]) == 0
+    assert main(["fit", "--find", "mesh", *SIZES, *device, *more, *given, "--json", "-"]) == 0
     told = capsys.readouterr()
-    found = json.loads(told.out)["meshes"][0]
+    found = json.loads(told.out)["meshes"]
     flags = re.search(r"--ranks .*?(?=\. Fits| A GPT)", " ".join(told.err.split()))
     assert flags is not None
-    assert "--recipe paper" in flags[0]
-    assert figures(capsys, "plan", *SIZES, *device, *flags[0].split())["peak_bytes"] == found["peak_bytes"]
+    assert f"--recipe {found[0]['recipe']}" in flags[0]
+    recipes = {one["recipe"] for one in found}
+    assert recipes == {given[1]} if given else recipes <= {"ddp", "deepspeed", "fsdp2", "megatron"}
+    assert figures(capsys, "plan", *SIZES, *device, *flags[0].split())["peak_bytes"] == found[0]["peak_bytes"]
 
 
 def test_every_stage_has_a_usual_recipe_which_has_that_stage() -> None:

@@ -34,8 +34,8 @@ VERBS = frozenset(
     re.findall(
         r"\w+",
         """
-        accept accumulate add adjust advance agree allocate announce append apply ask assemble assign average begin
-    borrow break bring broadcast build call carry cast change check choose clear close collect combine compare
+        accept accumulate add adjust advance advise agree allocate announce append apply ask assemble assign average
+    begin borrow break bring broadcast build call carry cast change check choose clear close collect combine compare
     compute conclude continue convert copy count create cut decide declare decode dequantize describe diagnose
     divide do draw dress drop encode end enter estimate evaluate examine exchange execute explain export extend
     extrapolate feed fetch fill filter find finish flatten fold forget format forward free gather generate get give

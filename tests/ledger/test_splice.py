@@ -42,6 +42,38 @@ def test_a_pipelines_long_step_takes_as_long_as_all_its_micro_batches(fields: di
     assert seconds(fields, keep_events=False) == seconds(fields, keep_events=True)
 
 
+SHARED_ROWS = [
+    *(
+        dict(pp=pp, ranks=4 * pp, cp=2, layers=2 * pp, context=way)
+        for pp in (2, 4)
+        for way in ("ring", "allgather", "ulysses")
+    ),
+    dict(pp=2, ranks=4, cp=2, layers=4, context_order="contiguous"),
+    *(dict(pp=2, ranks=8, cp=2, layers=8, pipeline=kind) for kind in SCHEDULES if kind != "1f1b"),
+    dict(pp=4, ranks=8, cp=2, layers=8, pipeline="interleaved", context="ulysses"),
+    dict(pp=4, ranks=8, cp=2, layers=4, pipeline="gpipe", context="allgather", recompute="full"),
+    dict(pp=2, ranks=8, cp=4, layers=2, stage=3),
+    dict(pp=2, ranks=8, cp=2, tp=2, layers=2, recipe="megatron", sequence_parallel=True),
+]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("fields", SHARED_ROWS, ids=str)
+def test_a_pipeline_whose_ranks_share_rows_is_extended_as_one_whose_ranks_do_not(fields: dict[str, Any]) -> None:
+    """A ring numbers its messages over forward and backward together, a pipeline's each way apart."""
+    fields = SMALL | fields | {"attention": "flash", "accumulate": 32}
+    config = plan_config(**fields)
+    short, whole = (plan(config, cluster=H100, keep_events=keep) for keep in (False, True))
+    alone = plan(plan_config(**fields | {"cp": 1, "context": None, "context_order": None}), cluster=H100)
+    assert (short.extended_from is None) == (alone.extended_from is None)
+    assert short.extended_from is not None
+    assert whole.extended_from is None
+    assert short.time == whole.time
+    assert short.traffic == whole.traffic
+    for one, other in zip(short.memory, whole.memory, strict=True):
+        assert one.peak.by_kind == other.peak.by_kind
+
+
 OFFLOADED = [
     dict(offload="optimizer=host", layers=2, ranks=2),
     dict(offload="optimizer=host,grads=host", stage=2, layers=2, ranks=4, pp=2, pipeline="gpipe"),

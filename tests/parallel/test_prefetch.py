@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from test_shapes import assert_same_record
 
-from zerosim.analysis.search import changes
+from zerosim.analysis.cheapest import changes
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.report.plan import plan_report

@@ -14,7 +14,8 @@ from zerosim.analysis.capabilities import note_of
 from zerosim.analysis.checks import checks
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.formulas import STATES
-from zerosim.analysis.mesh_search import Fitting, Meshes
+from zerosim.analysis.mesh_search import Meshes
+from zerosim.analysis.search import Tried
 from zerosim.config import RunConfig, plan_config
 from zerosim.report.compare import Comparison
 from zerosim.report.fit import Search, mesh_report
@@ -208,7 +209,7 @@ def test_fit_lists_meshes() -> None:
     config = RunConfig(**SIZES, ranks=1, accumulate=4)
     took = figures_within(config, 10**12)
     assert took is not None
-    result = Meshes([Fitting(config, took.peak_bytes, None)], 3, 2, 1, 0)
+    result = Meshes([Tried(config, took.peak_bytes)], 3, 2, 1, 0)
     text = printed(mesh_report(Search("mesh", config, Limit("", 10**12)), 4, result))
     assert "By memory" in text
     assert "--ranks 1 --stage" in text

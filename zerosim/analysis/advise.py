@@ -16,6 +16,7 @@ from itertools import starmap, takewhile
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, candidate_at
+from zerosim.analysis.capabilities import offload, tuning
 from zerosim.analysis.cheapest import changes, price_of
 from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Group, Known, Meshes, Say, best_meshes
@@ -118,7 +119,7 @@ def _is_whole(config: RunConfig) -> bool:
 
 
 def _is_simple(config: RunConfig) -> bool:
-    return _is_whole(config) and not config.offload.is_on
+    return _is_whole(config) and not offload.where(config)
 
 
 def _longest(
@@ -214,7 +215,7 @@ def _kinds(least: RunConfig, devices: Devices) -> Iterator[tuple[str, str, list[
         both = ("optimizer=host", "optimizer=host,params=host")
         on_host: list[Values] = [{"stage": 3, "recipe": "deepspeed", "offload": where, **lean} for where in both]
         yield "states in host memory", "the CPU's step, and copies", on_host
-    if not least.tuning.lora_rank:
+    if not tuning.has_adapters(least):
         yield "8-bit optimizer states", "another optimizer", [{"optimizer": "adam8bit", **lean}]
         lora: Values = {"lora_rank": 16, "lora_target": "all-linear", **lean}
         yield "adapters alone (LoRA)", "the base stays as it is", [lora]

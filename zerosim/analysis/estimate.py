@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 
 from zerosim.analysis.candidate import accepted, candidate
-from zerosim.analysis.capabilities import experts, offload, paging, pipeline
+from zerosim.analysis.capabilities import experts, offload, paging, pipeline, zero
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged
 from zerosim.analysis.recompute import differ, first_period, period_of
@@ -93,7 +93,7 @@ class Bounds:
             held = has_params * dtype(precision.stored).itemsize * (cut if stage == 3 else whole)
             if asked.optim.optimizer in ("adam", "adamw") and has_states and not paging.is_on(asked):
                 held += (8 + 4 * precision.has_masters) * (cut if stage else whole)
-            if asked.grads.persistent:
+            if zero.keeps_gradients(asked):
                 held += dtype(precision.grad_dtype).itemsize * (cut if stage > 1 else whole)
         one = _of_tp_alone(asked)
         each = 0.0 if one is None else self._of_model(one)[1] * asked.data.micro_batch / ROWS
@@ -103,12 +103,13 @@ class Bounds:
     def _of_model(self, one: RunConfig) -> tuple[float, float]:
         """Return the seconds of a microbatch, and the bytes that one block saves of it; 0 for what is unknown."""
         every, start = period_of(one), first_period(one)  # one of that many blocks is recomputed
-        if not one.model.has_blocks or one.model.layers <= (start + 1) * every or differ(one):
+        layers = sum(pipeline.layers_by_stage(one)) if one.model.has_blocks else 0
+        if layers <= (start + 1) * every or differ(one):
             return self._of(one)[0], 0.0
         if (shorter := _of_layers(one, every, start)) is None:
             return 0.0, 0.0
         (first, few), (second, more) = map(self._of, shorter)
-        return first + (one.model.layers // every - start) * (second - first), (more - few) / every
+        return first + (layers // every - start) * (second - first), (more - few) / every
 
     def _of(self, few: RunConfig) -> tuple[float, int]:
         """Return the seconds of a plan's kernels and of collectives that compute waits for, and what it saves."""
@@ -138,9 +139,9 @@ def estimates(
         return 0.0 if figures.time is None else figures.time.seconds
 
     def straight(config: RunConfig) -> Estimate:
-        (chunks, less), layers = pipeline.layer_steps(config), config.model.layers
+        (chunks, less), layers = pipeline.layer_steps(config), sum(pipeline.layers_by_stage(config))
         few, start = chunks * period_of(config), first_period(config)
-        start += -(-(config.gathering.max_live or 0) // (block_numel * few))  # fewer stay gathered (DeepSpeed)
+        start += -(-zero.most_gathered(config) // (block_numel * few))  # fewer stay gathered (DeepSpeed)
         shorter = None if layers <= (start + 2) * few or less else _of_layers(config, few, start)
         if shorter is None:
             return seconds(config), unlimited(config).peak_bytes
@@ -155,7 +156,10 @@ def estimates(
         every, start = period_of(alone), first_period(alone)
         if (shorter := _of_layers(alone, every, start)) is None:
             return None
-        one, two = ([seconds(few.replace(accumulate=count)) for few in shorter] for count in (1, 2))
+        once_and_twice = [list(accepted(candidate(few, accumulate=times) for few in shorter)) for times in (1, 2)]
+        if any(len(ones) < len(shorter) for ones in once_and_twice):
+            return None
+        one, two = (list(map(seconds, ones)) for ones in once_and_twice)
         each = [more - less for less, more in zip(one, two, strict=True)]
         once = [less - more for less, more in zip(one, each, strict=True)]
         slope = (once[1] - once[0]) / every, (each[1] - each[0]) / every
@@ -166,8 +170,7 @@ def estimates(
         if (alone := _of_one_stage(config)) is None or (found := of_stage(alone)) is None:
             return straight(config)
         ends_once, once, ends, each = found
-        by_chunk = config.layers_by_chunk(config.model.layers)
-        layers = [sum(by_chunk[one] for one in chunks.of_stage(stage)) for stage in range(mesh.pp)]
+        layers = pipeline.layers_by_stage(config)
         work = [each * count for count in layers]
         work[chunks.stage(chunks.last)] += ends
         idle = float(pipeline.bubble(config).at(sizes(config))) * times * sum(work) / mesh.pp

@@ -26,7 +26,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
-from zerosim.analysis.capabilities import paging
+from zerosim.analysis.capabilities import paging, pipeline
 from zerosim.analysis.estimate import Bounds, estimates
 from zerosim.analysis.meshes import beside, ladder, wider
 from zerosim.analysis.search import Devices, Tried
@@ -305,10 +305,10 @@ def _one_row(asked: RunConfig) -> RunConfig:
 
 def _kind(config: RunConfig) -> tuple[object, ...]:
     """Return what the error of an estimate depends on: the schedule, and whether ranks share rows."""
-    return config.mesh.pp > 1, config.parallel.pipeline_schedule, config.mesh.cp > 1, config.parallel.recipe
+    return pipeline.schedule_name(config), config.mesh.cp > 1, config.parallel.recipe
 
 
 def _work(config: RunConfig) -> int:
     """Return how many passes of a chunk a whole plan runs and times, per pipeline stage and rank that shares rows."""
     mesh = config.mesh
-    return mesh.pp * config.parallel.num_chunks * min(config.data.accumulate, 4 * mesh.pp) * mesh.cp
+    return mesh.pp * config.chunks.each * min(config.data.accumulate, 4 * mesh.pp) * mesh.cp

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate, candidate_at
-from zerosim.analysis.capabilities import context, experts, offload, pipeline, tensor
+from zerosim.analysis.capabilities import context, experts, offload, pipeline, tensor, tuning
 from zerosim.analysis.recompute import ever_more_recompute, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import USUAL, find_recipe, recipes_run
@@ -51,7 +51,7 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
         "dp_replicate": mesh.dp_replicate,
         "micro_batch": config.data.micro_batch,
         "accumulate": config.data.accumulate,
-        "offload": config.offload.where or None,
+        "offload": offload.where(config) or None,
     }
 
 
@@ -100,7 +100,7 @@ def ways(config: RunConfig, tp: int, pp: int, data: int) -> Iterator[tuple[str, 
     alone = offload.stage_alone(config, pp)
     for stage in range(4) if data > 1 else (alone,):
         if given == USUAL:
-            names = recipes_run(stage, is_cut=tp * pp > 1, has_adapters=config.tuning.lora_rank > 0)
+            names = recipes_run(stage, is_cut=tp * pp > 1, has_adapters=tuning.has_adapters(config))
         else:
             names = (config.parallel.recipe,) if stage or data == 1 else ()
         for name in names:
@@ -170,7 +170,7 @@ def _schedules(config: RunConfig) -> Iterator[Mapping[str, Any]]:
                 yield {"pipeline": "interleaved", "virtual_stages": chunks, **cut}
     if config.parallel.recipe != "megatron":
         yield {"pipeline": "zb-h1"}
-        if (layers + 2 * config.parallel.balance_ends) % (2 * pp) == 0:
+        if (layers + pipeline.layer_steps(config)[1]) % (2 * pp) == 0:
             yield {"pipeline": "zb-v", "stage_layers": None}
 
 

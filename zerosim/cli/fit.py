@@ -128,6 +128,7 @@ def find_model(args: argparse.Namespace) -> int:
 
 def find_offload(args: argparse.Namespace) -> int:
     """Plan every way to offload at one stage: which fit, what each takes of every memory, and how long its step is."""
+    from zerosim.analysis.capabilities.offload import where
     from zerosim.analysis.offload_ways import other_memories, ranked, ways
     from zerosim.report.fit import offload_report
     from zerosim.report.time import step_values
@@ -144,11 +145,11 @@ def find_offload(args: argparse.Namespace) -> int:
     tried = []
     for way in ways(config, memories, late):
         tried.append(search.devices.tried(way, clock=True))
-        told(f"{way.offload.where or 'nothing offloaded'}: {format_bytes(tried[-1].peak_bytes)}")
+        told(f"{where(way) or 'nothing offloaded'}: {format_bytes(tried[-1].peak_bytes)}")
     found = ranked(tried, cluster)
     rows = [
         {
-            "offload": one.config.offload.where,
+            "offload": where(one.config),
             "stage": one.config.parallel.zero_stage,
             **one.to_dict(),
             "time": one.time and step_values(one.config, one.time, cluster),

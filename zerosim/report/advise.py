@@ -81,7 +81,8 @@ class Page(NamedTuple):
     def stack(self) -> Stack:
         config, plans = self.config, self.advice.plans
         device = f"{counted(config.mesh.ranks, 'GPU')} of {self.limit.name or format_bytes(self.limit.nbytes)}"
-        trains = f", adapters of rank {config.tuning.lora_rank}" if config.tuning.lora_rank else ""
+        rank = config.value("lora_rank")
+        trains = f", adapters of rank {rank}" if rank else ""
         about = f"{words.model_name(config)}{trains} on {device}"
         if not plans:
             return Stack(*self._nothing(about), self._groups())

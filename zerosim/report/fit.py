@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import RenderableType
 
 from zerosim.analysis.candidate import candidate
-from zerosim.analysis.capabilities import context
+from zerosim.analysis.capabilities import context, offload
 from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Meshes
 from zerosim.analysis.meshes import NOTHING, mesh_values
@@ -244,7 +244,7 @@ def offload_flags(config: RunConfig) -> str:
 
 def _offload_cells(one: Tried, cluster: Cluster | None) -> dict[str, Cell]:
     does = "yes" if one.fits else f"no: {', '.join(IN_WORDS[memory] for memory in one.too_small)}"
-    cells: dict[str, Cell] = {"offload": one.config.offload.where.replace(",", ", ") or "nothing", "fits": does}
+    cells: dict[str, Cell] = {"offload": offload.where(one.config).replace(",", ", ") or "nothing", "fits": does}
     if cluster is not None:
         time, values = one.time, None if one.time is None else step_values(one.config, one.time, cluster)
         cells |= {

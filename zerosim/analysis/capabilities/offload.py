@@ -52,6 +52,11 @@ def is_here(config: RunConfig, what: str) -> bool:
     return config.offload.memory_of(what) == DEVICE
 
 
+def where(config: RunConfig) -> str:
+    """Return which states lie in which memory, as --offload takes it; '' if all lie on the device."""
+    return config.offload.where
+
+
 def is_loaded(config: RunConfig) -> bool:
     """Return whether the host holds weights while they are loaded."""
     return config.offload.host_load != "none"

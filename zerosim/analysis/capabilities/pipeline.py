@@ -54,6 +54,12 @@ def live_inputs(config: RunConfig, stage: int, held: Mapping[str, int]) -> int |
     return int(live_micro_batches(config).at(held) * held["r"]) // chunks
 
 
+def layers_by_stage(config: RunConfig) -> list[int]:
+    """Return how many layers each pipeline stage has."""
+    by_chunk = config.layers_by_chunk(config.model.layers)
+    return [sum(by_chunk[one] for one in config.chunks.of_stage(stage)) for stage in range(config.mesh.pp)]
+
+
 def live_layers(config: RunConfig) -> float:
     """Return how many layers' activations of a microbatch one of the first two pipeline stages holds before its first
     backward, at least."""

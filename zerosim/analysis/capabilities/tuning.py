@@ -86,6 +86,11 @@ def letters(asked: Asked) -> dict[str, int]:
     }
 
 
+def has_adapters(config: RunConfig) -> bool:
+    """Return whether adapters are trained."""
+    return config.tuning.lora_rank > 0
+
+
 def _premises(config: RunConfig) -> Iterator[str]:
     """Yield what a block saves otherwise than in 2205.05198's count."""
     if config.tuning.is_on:

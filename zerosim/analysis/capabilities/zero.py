@@ -148,6 +148,16 @@ def _first_step(config: RunConfig) -> list[str]:
     )
 
 
+def keeps_gradients(config: RunConfig) -> bool:
+    """Return whether gradients keep their buffers from step to step."""
+    return config.grads.persistent
+
+
+def most_gathered(config: RunConfig) -> int:
+    """Return how many gathered elements stay after a use at most; 0 where none do."""
+    return config.gathering.max_live or 0
+
+
 def without_prefetch(config: RunConfig) -> Iterator[Mapping[str, int]]:
     """Yield the values that turn a prefetch off, which costs only time."""
     if config.gathering.prefetch:
