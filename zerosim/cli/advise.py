@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,6 +72,8 @@ def main(args: argparse.Namespace) -> int:
     folder = None if args.write is None else _new_folder(args.write)
     limit, figures = device_limit(args, None), output(args, "json", config)
     assert limit is not None
+    if folder is not None and figures is not None and figures.path == Path(os.path.realpath(folder)):
+        raise InputError(f"--write {folder}: --json names the same path; choose another")
     cluster = device_cluster(args, limit)
     import time
 
@@ -101,6 +104,8 @@ def main(args: argparse.Namespace) -> int:
         check_time=check_time,
         say=say,
     )
+    if not advice.plans and advice.least is None:
+        raise InputError(f"--time-limit {args.time_limit:g}: no plan was found in so short a time; allow more seconds")
     sure = [_sure(plan.tried, limit) for plan in advice.plans]
     files = [launch_of(plan) for plan in advice.plans]
     page = Page(config, batch, advice, sure, limit, cluster, Price(tokens, *price), _same(args), files, args.all)
@@ -135,7 +140,8 @@ def _devices(args: argparse.Namespace) -> int:
         args.gpu, ranks = found[2], int(found[1])
         most, flag = int(OPTIONS["ranks"].high or 1), f"--gpus {args.gpus}"
     else:
-        nodes = 1 if args.nodes is None else args.nodes
+        if (nodes := 1 if args.nodes is None else args.nodes) < 1:
+            raise InputError(f"--nodes {nodes}: expected at least 1 node")
         each = find_node(args.node).gpus
         ranks, most, flag = nodes * each, int(OPTIONS["ranks"].high or 1), f"--nodes {nodes}"
     if not 1 <= ranks <= most:
@@ -216,19 +222,19 @@ def _new_folder(path: str) -> Path:
     """Return the folder to make. Raises: InputError if something is there already, or if it cannot be made."""
     folder = Path(path)
     try:
-        is_there, parent = folder.exists() or folder.is_symlink(), folder.absolute().parent
-        if is_there:
-            raise InputError(f"--write {path}: is already there; choose a new folder")
-        if not parent.is_dir():
-            raise InputError(f"--write {path}: there is no folder {parent}; make it first")
+        is_there, parent = os.path.lexists(folder), folder.absolute().parent
+        has_parent = parent.is_dir()
     except (OSError, ValueError):
         raise InputError(f"--write {path}: this cannot be a folder name; choose another") from None
+    if is_there:
+        raise InputError(f"--write {path or repr(path)}: is already there; choose a new folder")
+    if not has_parent:
+        raise InputError(f"--write {path}: there is no folder {parent}; make it first")
     return folder
 
 
 def _write(folder: Path, page: Page) -> None:
     """Write each plan's files into a folder of its own, all or none."""
-    import os
     import shutil
     import tempfile
 
