@@ -27,6 +27,8 @@ from zerosim.placement.memories import HOST
 
 MOST_CHANGES = 6
 LESS = (1.0, 0.95, 0.9, 0.8, 0.7)
+ROUND = 1024
+"""The longest rows are multiples of this many tokens."""
 GROWN = 64
 """How many times as many GPUs are tried, at most."""
 
@@ -152,7 +154,9 @@ def _longest(
     if found is None:
         return None
     for part in LESS:  # an allocator may need the rest
-        less = candidate(found.config, **{name: max(1, int(part * found.value))}).config
+        value = max(1, int(part * found.value))
+        value -= value % ROUND if name == "seq" and value > ROUND else 0
+        less = candidate(found.config, **{name: value}).config
         if less is not None and (timed := devices.within(less)) is not None:
             return "largest batch" if name == "micro_batch" else "longest rows", timed
     return None

@@ -109,9 +109,11 @@ def main(args: argparse.Namespace) -> int:
     sure = [_sure(plan.tried, limit) for plan in advice.plans]
     files = [launch_of(plan) for plan in advice.plans]
     page = Page(config, batch, advice, sure, limit, cluster, Price(tokens, *price), _same(args), files, args.all)
-    if folder is not None:
-        _write(folder, page)
-    leave(args, figures, lambda: _values(page), page.stack)
+    try:
+        leave(args, figures, lambda: _values(page), page.stack)
+    finally:  # a file that cannot be written costs no other
+        if folder is not None:
+            _write(folder, page)
     if not advice.ended and args.time_limit is None:
         raise KeyboardInterrupt  # the plans so far were shown
     return 0 if advice.plans else 3
@@ -238,25 +240,27 @@ def _write(folder: Path, page: Page) -> None:
     import shutil
     import tempfile
 
+    from zerosim.device.interrupts import signals_postponed
     from zerosim.errors import OutputError
 
     made = None
-    try:
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))
-        for launch in page.launches:
-            if launch is not None:
-                (made / launch.folder).mkdir()
-                text, script = launch.made.text, launch.made.launch
-                (made / launch.folder / launch.name).write_text(text, encoding="utf-8")
-                (made / launch.folder / f"{Path(launch.name).stem}.launch.sh").write_text(script, encoding="utf-8")
-        made.chmod(0o755)
-        os.rename(made, folder)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise OutputError(f"--write {folder}: cannot be written: {why}; choose another folder") from None
-    finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+    with signals_postponed():
+        try:
+            made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))
+            for launch in filter(None, page.launches):
+                (inner := made / launch.folder).mkdir()
+                (inner / launch.name).write_text(launch.made.text, encoding="utf-8")
+                (inner / f"{Path(launch.name).stem}.launch.sh").write_text(launch.made.launch, encoding="utf-8")
+            made.chmod(0o755)
+            if os.path.lexists(folder):  # made meanwhile
+                raise FileExistsError(None, "it is there already")
+            os.rename(made, folder)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OutputError(f"--write {folder}: cannot be written: {why}; choose another folder") from None
+        finally:
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
 
 
 def _values(page: Page) -> dict[str, Any]:
