@@ -24,7 +24,7 @@ from zerosim.playback import encode, record
 from zerosim.playback.html import page as page_of
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST = ("ten_jobs", "for_programs", "homework")
+FIRST = ("advise", "ten_jobs", "for_programs", "homework")
 REFERENCE = ("counting", "time", "meshes", "architecture", "glossary")
 API = {
     "zerosim": "what a program begins with",

@@ -19,7 +19,7 @@ from zerosim.analysis.candidate import accepted, candidate, candidate_at
 from zerosim.analysis.capabilities import offload, tuning
 from zerosim.analysis.cheapest import changes, price_of
 from zerosim.analysis.left_out import given_flag
-from zerosim.analysis.mesh_search import Group, Known, Meshes, Say, best_meshes
+from zerosim.analysis.mesh_search import Group, Known, Meshes, Say, Stopped, best_meshes
 from zerosim.analysis.meshes import divisors, ladders
 from zerosim.analysis.offload_ways import offloaded, other_memories
 from zerosim.analysis.search import Devices, Tried, most_that_fits
@@ -29,6 +29,8 @@ from zerosim.placement.memories import HOST
 
 MOST_CHANGES = 6
 LESS = (1.0, 0.95, 0.9, 0.8, 0.7)
+ROUND = 1024
+"""The longest rows are multiples of this many tokens."""
 GROWN = 64
 """How many times as many GPUs are tried, at most."""
 
@@ -52,8 +54,8 @@ class Fix(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The plans; if there is none, the least that was tried and the changes that fit; what was found out about each
-    group of ways; and whether the search ended by itself."""
+    """The plans; if there is none, the least that was tried (None: the search was stopped before) and the changes that
+    fit; what was found out about each group of ways; and whether the search ended by itself."""
 
     plans: tuple[Proposed, ...]
     fixes: tuple[Fix, ...] = ()
@@ -90,27 +92,44 @@ def advise(
 
     alone = [family for family in families if _is_simple(family[0])]
     small = [family for family in alone if family[0].parallel.recipe != "megatron"]  # whose scripts are for meshes
-    simple = best(small or alone, _is_simple)
-    fast = best(families, lambda asked: True) if simple.ended else Meshes((), ended=False)
-    found = [("simplest", one) for one in simple.found] + [("fastest", one) for one in fast.found]
-    if not found and fast.ended:
-        lean = best(list(offloaded(families, other_memories(config, devices.cluster))), _is_whole)
-        found = [("offloaded", one) for one in lean.found]
-        fast = replace(lean, groups=(*fast.groups, *lean.groups)) if lean.found else fast
-    groups = tuple(fast.groups or simple.groups)
-    counts = fast.candidates, simple.planned + fast.planned, fast.ended
-    if not found:
-        least = _least(config, families, devices)
-        fixes = tuple(_fixes(least.config, devices)) if fast.ended else ()
-        return Advice((), fixes, least, groups, *counts)
-    if fast.ended and found[0][0] != "offloaded":
-        longest = _longest(config, families, devices, length_given)
-        found += [longest] if longest is not None else []
-    plans: list[Proposed] = []
-    for kind, tried in found:
+    plans, fixes, least = list[Proposed](), list[Fix](), None
+
+    def propose(kind: str, tried: Tried) -> None:
         if all(tried.config != one.tried.config for one in plans):
-            plans.append(Proposed(kind, tried, _relief(tried, devices)))
-    return Advice(tuple(plans), (), None, groups, *counts)
+            plans.append(Proposed(kind, tried))
+
+    simple, fast, ended = best(small or alone, _is_simple), Meshes((), ended=False), False
+    for one in simple.found:
+        propose("simplest", one)
+    try:
+        if simple.ended:
+            fast = best(families, lambda asked: True)
+        for one in fast.found:
+            propose("fastest", one)
+        if fast.ended and not plans:
+            lean = best(list(offloaded(families, other_memories(config, devices.cluster))), _is_whole)
+            for one in lean.found:
+                propose("offloaded", one)
+            fast = replace(lean, groups=(*fast.groups, *lean.groups)) if lean.found else fast
+        if fast.ended and plans:
+            check_time()
+            longest = _longest(config, families, devices, length_given) if plans[0].kind != "offloaded" else None
+            if longest is not None:
+                propose(*longest)
+            for number, plan in enumerate(plans):
+                check_time()
+                plans[number] = plan._replace(relief=_relief(plan.tried, devices))
+        elif fast.ended:
+            least = _least(config, families, devices)
+            for fix in _fixes(least.config, devices):
+                fixes.append(fix)
+                check_time()
+        ended = fast.ended
+    except (KeyboardInterrupt, Stopped):  # what was found until then stays
+        if not plans and least is None:
+            raise
+    groups, planned = tuple(fast.groups or simple.groups), simple.planned + fast.planned
+    return Advice(tuple(plans), tuple(fixes), least, groups, fast.candidates or simple.candidates, planned, ended)
 
 
 def _is_whole(config: RunConfig) -> bool:
@@ -125,13 +144,13 @@ def _is_simple(config: RunConfig) -> bool:
 def _longest(
     config: RunConfig, families: list[list[RunConfig]], devices: Devices, length_given: bool
 ) -> tuple[str, Tried] | None:
-    """Return the longest rows, one on each rank or on ranks that share it, with all recompute and a fused loss; up to
-    the positions that the model was made for. If it reads no more or their length is given, return the largest batch of
-    one pass."""
+    """Return the longest rows, one on each rank or on ranks that share it, with all recompute and a fused loss, if none
+    was given; up to the positions that the model was made for. If it reads no more or their length is given, return the
+    largest batch of one pass."""
     bases = [family[-1] for family in families if _is_simple(family[0]) and family[0].parallel.zero_stage == 3]
     base = next(iter(bases), min((family[-1] for family in families), key=lambda one: one.mesh.pp))
     base = candidate(base, micro_batch=1, accumulate=1).config or base
-    base = candidate(base, loss="liger").config or base
+    base = base if "loss" in config.given else candidate(base, loss="liger").config or base
     own, most = config.model.seq, config.model.positions
     exact, name = replace(devices, is_strict=False), "micro_batch" if length_given or most <= own else "seq"
     if name == "micro_batch":
@@ -147,7 +166,9 @@ def _longest(
     if found is None:
         return None
     for part in LESS:  # an allocator may need the rest
-        less = candidate(found.config, **{name: max(1, int(part * found.value))}).config
+        value = max(1, int(part * found.value))
+        value -= value % ROUND if name == "seq" and value > ROUND else 0
+        less = candidate(found.config, **{name: value}).config
         if less is not None and (timed := devices.within(less)) is not None:
             return "largest batch" if name == "micro_batch" else "longest rows", timed
     return None
@@ -215,10 +236,11 @@ def _kinds(least: RunConfig, devices: Devices) -> Iterator[tuple[str, str, list[
         both = ("optimizer=host", "optimizer=host,params=host")
         on_host: list[Values] = [{"stage": 3, "recipe": "deepspeed", "offload": where, **lean} for where in both]
         yield "states in host memory", "the CPU's step, and copies", on_host
-    if not tuning.has_adapters(least):
+    lora: Values = {} if tuning.has_adapters(least) else {"lora_rank": 16, "lora_target": "all-linear"}
+    if lora:
         yield "8-bit optimizer states", "another optimizer", [{"optimizer": "adam8bit", **lean}]
-        lora: Values = {"lora_rank": 16, "lora_target": "all-linear", **lean}
-        yield "adapters alone (LoRA)", "the base stays as it is", [lora]
-        yield "adapters on a 4-bit base (QLoRA)", "the base in 4 bits", [{**lora, "base": "nf4"}]
+        yield "adapters alone (LoRA)", "the base stays as it is", [{**lora, **lean}]
+    if least.tuning.base is None:
+        yield "adapters on a 4-bit base (QLoRA)", "the base in 4 bits", [{**lora, "base": "nf4", **lean}]
     more = [2**power for power in range(1, GROWN.bit_length())]
     yield "more GPUs", "their price", [{"ranks": ranks * times, **lean} for times in more]

@@ -7,6 +7,7 @@ and the number of ranks stay, and --fp32-softmax: without it a plan has another 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -66,8 +67,8 @@ def given_flags(config: RunConfig, names: Collection[str]) -> str:
 
 
 def given_flag(name: str, value: Any) -> str:
-    """Return the flag of a value that a person gave."""
+    """Return the flag of a value that a person gave, as a shell reads it."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {value}"
+    return f"--{flag} {shlex.quote(str(value))}"

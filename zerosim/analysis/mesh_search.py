@@ -105,7 +105,7 @@ def best_meshes(
 ) -> Meshes:
     """Find the best of these families, each a configuration with ever more recompute, and of what is tried beside them.
     `check_time` raises Stopped when time is up; `known` are bounds and estimates of an earlier search. What
-    is tried beside a family is `allowed`.
+    is tried beside a family, or in its place, is `allowed`.
 
     Raises: InputError if no candidate can be planned; KeyboardInterrupt before the first answer. Later an interrupt
     ends the search with the answers so far.
@@ -270,7 +270,8 @@ class _Search:
         elif number not in self.beside:
             data = family[0].data
             row = candidate(family[0], micro_batch=1, accumulate=data.micro_batch * data.accumulate)
-            for cut in islice(chain.from_iterable(map(wider, accepted([row]))), 1):
+            cuts = filter(self.allowed, chain.from_iterable(map(wider, accepted([row]))))
+            for cut in islice(cuts, 1):
                 self.add(ladder(cut))
 
     def groups(self) -> list[Group]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,6 +72,8 @@ def main(args: argparse.Namespace) -> int:
     folder = None if args.write is None else _new_folder(args.write)
     limit, figures = device_limit(args, None), output(args, "json", config)
     assert limit is not None
+    if folder is not None and figures is not None and figures.path == Path(os.path.realpath(folder)):
+        raise InputError(f"--write {folder}: --json names the same path; choose another")
     cluster = device_cluster(args, limit)
     import time
 
@@ -101,12 +104,16 @@ def main(args: argparse.Namespace) -> int:
         check_time=check_time,
         say=say,
     )
+    if not advice.plans and advice.least is None:
+        raise InputError(f"--time-limit {args.time_limit:g}: no plan was found in so short a time; allow more seconds")
     sure = [_sure(plan.tried, limit) for plan in advice.plans]
     files = [launch_of(plan) for plan in advice.plans]
     page = Page(config, batch, advice, sure, limit, cluster, Price(tokens, *price), _same(args), files, args.all)
-    if folder is not None:
-        _write(folder, page)
-    leave(args, figures, lambda: _values(page), page.stack)
+    try:
+        leave(args, figures, lambda: _values(page), page.stack)
+    finally:  # a file that cannot be written costs no other
+        if folder is not None:
+            _write(folder, page)
     if not advice.ended and args.time_limit is None:
         raise KeyboardInterrupt  # the plans so far were shown
     return 0 if advice.plans else 3
@@ -135,7 +142,8 @@ def _devices(args: argparse.Namespace) -> int:
         args.gpu, ranks = found[2], int(found[1])
         most, flag = int(OPTIONS["ranks"].high or 1), f"--gpus {args.gpus}"
     else:
-        nodes = 1 if args.nodes is None else args.nodes
+        if (nodes := 1 if args.nodes is None else args.nodes) < 1:
+            raise InputError(f"--nodes {nodes}: expected at least 1 node")
         each = find_node(args.node).gpus
         ranks, most, flag = nodes * each, int(OPTIONS["ranks"].high or 1), f"--nodes {nodes}"
     if not 1 <= ranks <= most:
@@ -216,41 +224,43 @@ def _new_folder(path: str) -> Path:
     """Return the folder to make. Raises: InputError if something is there already, or if it cannot be made."""
     folder = Path(path)
     try:
-        is_there, parent = folder.exists() or folder.is_symlink(), folder.absolute().parent
-        if is_there:
-            raise InputError(f"--write {path}: is already there; choose a new folder")
-        if not parent.is_dir():
-            raise InputError(f"--write {path}: there is no folder {parent}; make it first")
+        is_there, parent = os.path.lexists(folder), folder.absolute().parent
+        has_parent = parent.is_dir()
     except (OSError, ValueError):
         raise InputError(f"--write {path}: this cannot be a folder name; choose another") from None
+    if is_there:
+        raise InputError(f"--write {path or repr(path)}: is already there; choose a new folder")
+    if not has_parent:
+        raise InputError(f"--write {path}: there is no folder {parent}; make it first")
     return folder
 
 
 def _write(folder: Path, page: Page) -> None:
     """Write each plan's files into a folder of its own, all or none."""
-    import os
     import shutil
     import tempfile
 
+    from zerosim.device.interrupts import signals_postponed
     from zerosim.errors import OutputError
 
     made = None
-    try:
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))
-        for launch in page.launches:
-            if launch is not None:
-                (made / launch.folder).mkdir()
-                text, script = launch.made.text, launch.made.launch
-                (made / launch.folder / launch.name).write_text(text, encoding="utf-8")
-                (made / launch.folder / f"{Path(launch.name).stem}.launch.sh").write_text(script, encoding="utf-8")
-        made.chmod(0o755)
-        os.rename(made, folder)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise OutputError(f"--write {folder}: cannot be written: {why}; choose another folder") from None
-    finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+    with signals_postponed():
+        try:
+            made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))
+            for launch in filter(None, page.launches):
+                (inner := made / launch.folder).mkdir()
+                (inner / launch.name).write_text(launch.made.text, encoding="utf-8")
+                (inner / f"{Path(launch.name).stem}.launch.sh").write_text(launch.made.launch, encoding="utf-8")
+            made.chmod(0o755)
+            if os.path.lexists(folder):  # made meanwhile
+                raise FileExistsError(None, "it is there already")
+            os.rename(made, folder)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OutputError(f"--write {folder}: cannot be written: {why}; choose another folder") from None
+        finally:
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
 
 
 def _values(page: Page) -> dict[str, Any]:

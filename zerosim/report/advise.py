@@ -151,6 +151,11 @@ class Page(NamedTuple):
         parts = ["zerosim plan", *self.same, *seq, *loss, mesh_flags(config)]
         return " ".join([*parts, *([] if launch is None else [f"--write {launch.kind} {shlex.quote(launch.name)}"])])
 
+    def _least_command(self) -> str:
+        """Return the command that plans the least that was tried, to which a change's flags are added."""
+        assert self.advice.least is not None
+        return self._command(self.advice.least.config, None)
+
     def _cost(self, config: RunConfig, values: dict[str, Any]) -> str:
         """Return the hours and the price of the tokens to train on, or the price of a million."""
         tokens, each, currency = self.price
@@ -173,15 +178,16 @@ class Page(NamedTuple):
             Stack(prose("Nothing fits.", "bold red"), prose(f"{about}. {mesh_flags(least.config)} takes the least."),
                   prose(short), close=True)
         ]  # fmt: skip
+        stopped = [] if self.advice.ended else [prose("Stopped: other changes may fit too.", "bold red")]
         if not fixes:
-            return [*found, prose("No change that was tried makes it fit.")]
+            return [*found, *(stopped or [prose("No change that was tried makes it fit.")])]
         grid = Grid("with", "flags", right("peak"), "price")
         for fix in fixes:
             grid.add(fix.name, fix.flags, format_bytes(fix.tried.peak_bytes), fix.price)
         note = "Each was planned, beside the flags above."
         if not other_memories(self.config, self.cluster):
             note += " Host memory is unknown: --host-memory SIZE tries offload."
-        return [*found, titled("Smallest changes that fit", Adaptive(grid, grid.without("price")), note)]
+        return [*found, titled("Smallest changes that fit", Adaptive(grid, grid.without("price")), note), *stopped]
 
     def _groups(self) -> Any:
         """Return what was tried: each recipe and ZeRO stage with its cuts, and why it is not the answer."""
@@ -221,8 +227,8 @@ class Page(NamedTuple):
                 "command": self._command(tried.config, launch),
                 "config": tried.config.to_dict(),
             })  # fmt: skip
-        fixes = [{"name": one.name, "flags": one.flags, "price": one.price, **one.tried.to_dict()}
-                 for one in self.advice.fixes]  # fmt: skip
+        fixes = [{"name": one.name, "flags": one.flags, "price": one.price, **one.tried.to_dict(),
+                  "command": f"{self._least_command()} {one.flags}"} for one in self.advice.fixes]  # fmt: skip
         return {
             "plans": plans,
             "fits": bool(plans),
