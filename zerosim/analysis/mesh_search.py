@@ -76,7 +76,7 @@ class Known:
 class Meshes:
     """The answers, best first; what was found out about each group of ways; the number of ways to cut model and batch,
     of estimated configurations, of whole plans, and of those that did not fit. `ended`: False if the search was
-    stopped, so there may be better ones."""
+    stopped, so there may be better ones. `beyond`: the fastest plan whose MFU is above any that was published."""
 
     found: Sequence[Tried]
     groups: Sequence[Group] = ()
@@ -85,6 +85,7 @@ class Meshes:
     planned: int = 0
     too_much: int = 0
     ended: bool = True
+    beyond: Tried | None = None
 
 
 class Stopped(Exception):
@@ -130,7 +131,7 @@ def best_meshes(
         raise search.refusal
     too_much = [*search.estimated, *search.planned].count(False)
     counts = len(search.families), len(search.estimated), len(search.planned), too_much
-    return Meshes(search.found, search.groups(), *counts, ended)
+    return Meshes(search.found, search.groups(), *counts, ended, search.beyond)
 
 
 class _Search:
@@ -153,6 +154,7 @@ class _Search:
         self.estimated: list[bool] = []
         self.planned: list[bool] = []
         self.work, self.error = 0, dict[tuple[object, ...], float]()
+        self.beyond: Tried | None = None
         self.refusal: InputError | None = None
         self.too_much: set[int] = set()  # families, and the least seconds that were found for the others
         self.seconds: dict[int, float] = {}
@@ -245,6 +247,8 @@ class _Search:
             guess, took = self.estimate(asked), tried.order
             if guess[0]:  # what an estimate is short of, others of its kind are short of too
                 self.error[_kind(asked)] = max(1.0, took[0] / guess[0])
+            if self.devices.is_implausible(tried) and (not self.beyond or tried.order < self.beyond.order):
+                self.beyond = tried
             self.found.append(tried)
             self.found.sort(key=lambda one: (self.devices.is_implausible(one), one.order))
             del self.found[self.most :]
@@ -262,12 +266,13 @@ class _Search:
         """Add the candidate with more recompute, if that may help; else one whose rows are cut over more ranks."""
         family = self.families[number]
         smallest = _one_row(family[-1])
-        self.too_much.add(number)
         if not level and number in self.fewer:
             self.push(self.fewer[number], 0)
         if level + 1 < len(family) and self.least.nbytes(smallest) <= self.devices.room(smallest):
             self.push(number, level + 1)
-        elif number not in self.beside:
+            return
+        self.too_much.add(number)
+        if number not in self.beside:
             data = family[0].data
             row = candidate(family[0], micro_batch=1, accumulate=data.micro_batch * data.accumulate)
             cuts = filter(self.allowed, chain.from_iterable(map(wider, accepted([row]))))

@@ -70,15 +70,12 @@ def ladders(
             own = global_batch * cp // data
             rows = [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own] if cp == 1 else [1]
             for recipe, stage in ways(config, tp, pp, data):
-                for among in experts.ways_to_cut(config, ranks // pp, tp, node):
-                    overlap = {"overlap": "all"} if recipe == "megatron" and "overlap" not in config.given else {}
-                    cut = {
-                        "recipe": recipe,
-                        **overlap,
-                        **among,
-                        **({"cp": cp} if cp > 1 else {}),
-                        **layers_cut(layers, pp),
-                    }
+                fast = {"overlap": "all", "loss": "megatron-fused"} if recipe == "megatron" else {}
+                usual = {name: value for name, value in fast.items() if name not in config.given}
+                is_ds3 = recipe.endswith("deepspeed") and stage == 3  # its own layers of experts refuse that stage
+                for among in [{}] if is_ds3 else experts.ways_to_cut(config, ranks // pp, tp, node):
+                    shared = {"cp": cp} if cp > 1 else {}
+                    cut = {"recipe": recipe, **usual, **among, **shared, **layers_cut(layers, pp)}
                     asked = _cut(config, ranks, tp, pp, stage, rows[0], own, {**cut, **schedule})
                     for each in rows if asked is not None else ():
                         more = candidate(asked, micro_batch=each, accumulate=own // each)  # type: ignore[arg-type]
@@ -125,8 +122,13 @@ def layers_cut(layers: int, pp: int) -> dict[str, Any]:
 
 
 def ladder(config: RunConfig) -> list[RunConfig]:
-    """Return the configuration with ever more recompute."""
-    return list(accepted(candidate(config, recompute=recompute) for recompute in ever_more_recompute(config)))
+    """Return the configuration with ever more recompute. In PyTorch Liger's fused loss comes before that, where no rank
+    has only a part of the head."""
+    first, *others = ever_more_recompute(config)
+    is_own = config.parallel.recipe in ("paper", "megatron") or config.mesh.tp > 1 or "loss" in config.given
+    lean: Mapping[str, Any] = {} if is_own else {"loss": "liger"}
+    more = [{"recompute": recompute, **lean} for recompute in ([first] if lean else []) + others]
+    return list(accepted(candidate(config, **values) for values in ({"recompute": first}, *more)))
 
 
 def wider(config: RunConfig) -> Iterator[RunConfig]:

@@ -43,7 +43,7 @@ FEW = 3
 IN_WORDS = {DEVICE: "device", HOST: "host memory", NVME: "NVMe"}
 OF_MESH = ("ranks", "dp_replicate", "tp", "cp", "context", "ep", "etp", "pp", "pipeline", "virtual_stages",
            "balance_ends", "stage_layers", "stage", "recipe", "offload", "optimizer", "pad_vocab", "recompute",
-           "sequence_parallel", "overlap", "micro_batch", "accumulate")  # fmt: skip
+           "sequence_parallel", "overlap", "loss", "micro_batch", "accumulate")  # fmt: skip
 """What a mesh search chooses, in the order of its flags."""
 SAID = ("ranks", "stage", "recipe", "micro_batch", "accumulate")
 """Those that are shown even if they are the default."""
@@ -294,13 +294,23 @@ def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, 
         )
         of = step_interval(best.config, best.time, cluster)
         speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
-        doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster)
+        beyond = above_published(result.beyond, best, cluster)
+        doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster), beyond
         lines = [speed, *filter(None, doubt), *lines]
     if gone := _not_of(best.config, given):
         lines = [f"Leave out {' '.join(gone)}: this mesh has no use for {'it' if len(gone) == 1 else 'them'}.", *lines]
     table = titled(search.title(by, result.found), Adaptive(*shown), note)
     more = how if search.all or not result.ended else None
     return search.page(about, mesh_flags(best.config), best.config, lines, table, more, taken=best.peak_bytes)
+
+
+def above_published(beyond: Tried | None, best: Tried, cluster: Cluster) -> str:
+    """Return which plan would be faster by the clock, and why it is not the answer."""
+    if beyond is None or beyond.time is None or beyond.order >= best.order or beyond.config == best.config:
+        return ""
+    values = step_values(beyond.config, beyond.time, cluster)
+    warning = None if values is None else implausible(values["mfu"], cluster)
+    return f"Faster by the clock: {mesh_flags(beyond.config)}. {warning}" if warning else ""
 
 
 def mesh_flags(config: RunConfig) -> str:
