@@ -74,8 +74,8 @@ def advise(
     check_time: Callable[[], None] = lambda: None,
     say: Say = lambda config, tried: None,
 ) -> Advice:
-    """Advise on `config`'s model and ranks, with that many rows in a step. Raises: InputError if no mesh divides them,
-    KeyboardInterrupt before the first plan."""
+    """Find plans of `config`'s model and ranks, with that many rows in a step. Raises: InputError if no mesh divides
+    them, KeyboardInterrupt before the first plan."""
     families = list(ladders(config, global_batch, node))
     if not families:
         raise InputError(
@@ -231,4 +231,5 @@ def _kinds(least: RunConfig, devices: Devices) -> Iterator[tuple[str, str, list[
     if least.tuning.base is None:
         yield "adapters on a 4-bit base (QLoRA)", "the base in 4 bits", [{**lora, "base": "nf4", **lean}]
     more = [2**power for power in range(1, GROWN.bit_length())]
-    yield "more GPUs", "their price", [{"ranks": ranks * times, **lean} for times in more]
+    shared: Values = {"stage": 3, "recipe": "fsdp2"} if ranks == 1 else {}  # alone it had nothing to share
+    yield "more GPUs", "their price", [{"ranks": ranks * times, **shared, **lean} for times in more]

@@ -60,7 +60,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Advise. Return 0 if something fits, 3 if nothing does."""
+    """Find plans and show them. Return 0 if something fits, 3 if nothing does."""
     from zerosim.report.advise import Page, Price, launch_of
 
     ranks = _devices(args)
