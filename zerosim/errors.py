@@ -18,8 +18,8 @@ Messages are one line, or one line and a table: what was seen, what was expected
 
 Without an error a command ends with 0; with 1 where `check`, `compare` or `run --verify-memory` found a difference, and
 where `course --check` found a notebook that does not run to its end;
-with 3 where `plan`, `fit`, `compare` or `advise` found that nothing fits; with 7 where `grade` found an answer
-unsolved.
+with 3 where `plan`, `fit`, `compare` or `advise` found that nothing fits;
+with 7 where `grade` found an answer unsolved.
 Any other error is zerosim's own mistake: 6.
 A command that a signal ends returns 128 plus the signal's number, as in a shell: 129 its terminal closed, 130 Ctrl-C,
 141 the reader of its output closed, 143 SIGTERM.

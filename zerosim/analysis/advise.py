@@ -64,6 +64,7 @@ class Advice(NamedTuple):
     candidates: int = 0
     planned: int = 0
     ended: bool = True
+    beyond: Tried | None = None
 
 
 def advise(
@@ -76,8 +77,8 @@ def advise(
     check_time: Callable[[], None] = lambda: None,
     say: Say = lambda config, tried: None,
 ) -> Advice:
-    """Advise on `config`'s model and ranks, with that many rows in a step. Raises: InputError if no mesh divides them,
-    KeyboardInterrupt before the first plan."""
+    """Find plans of `config`'s model and ranks, with that many rows in a step. Raises: InputError if no mesh divides
+    them, KeyboardInterrupt before the first plan."""
     families = list(ladders(config, global_batch, node))
     if not families:
         raise InputError(
@@ -129,7 +130,8 @@ def advise(
         if not plans and least is None:
             raise
     groups, planned = tuple(fast.groups or simple.groups), simple.planned + fast.planned
-    return Advice(tuple(plans), tuple(fixes), least, groups, fast.candidates or simple.candidates, planned, ended)
+    counts = fast.candidates or simple.candidates, planned, ended
+    return Advice(tuple(plans), tuple(fixes), least, groups, *counts, fast.beyond or simple.beyond)
 
 
 def _is_whole(config: RunConfig) -> bool:
@@ -243,4 +245,5 @@ def _kinds(least: RunConfig, devices: Devices) -> Iterator[tuple[str, str, list[
     if least.tuning.base is None:
         yield "adapters on a 4-bit base (QLoRA)", "the base in 4 bits", [{**lora, "base": "nf4", **lean}]
     more = [2**power for power in range(1, GROWN.bit_length())]
-    yield "more GPUs", "their price", [{"ranks": ranks * times, **lean} for times in more]
+    shared: Values = {"stage": 3, "recipe": "fsdp2"} if ranks == 1 else {}  # alone it had nothing to share
+    yield "more GPUs", "their price", [{"ranks": ranks * times, **shared, **lean} for times in more]

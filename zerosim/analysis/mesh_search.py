@@ -214,6 +214,10 @@ class _Search:
                 self.add(ladder(other), beside=True)
             heapq.heappush(self.waiting, (self.estimate(asked), PLAN, number, level))
             return True
+        if any(one.config == asked for one in self.found):  # a change of another one led here too
+            return True
+        if self.beyond is not None and self.estimate(asked)[0] < 0.98 * self.devices.least_plausible(self.beyond):
+            return True  # one such plan is told of; its model's FLOPs are all plans'
         if not self.whole(asked):
             self.refuse(asked)
             self.seconds.pop(number, None)

@@ -154,10 +154,16 @@ class Devices:
 
     def is_implausible(self, tried: Tried) -> bool:
         """Return whether nobody has published as high an MFU on this GPU."""
-        if self.cluster is None or tried.time is None or (best := best_published(self.cluster.name)) is None:
-            return False
-        whole = tried.time.seconds * tried.config.mesh.ranks * self.cluster.peak_flops
-        return self.cluster.machine is None and tried.time.model_flops / whole > best.mfu
+        return tried.time is not None and tried.time.seconds < self.least_plausible(tried)
+
+    def least_plausible(self, tried: Tried) -> float:
+        """Return the seconds that this step would take with the highest MFU that was published for the GPU; 0 if none
+        was."""
+        cluster, time = self.cluster, tried.time
+        best = None if cluster is None or cluster.machine is not None else best_published(cluster.name)
+        if cluster is None or time is None or best is None:
+            return 0.0
+        return time.model_flops / (best.mfu * tried.config.mesh.ranks * cluster.peak_flops)
 
 
 Trial = Callable[[RunConfig], Tried]

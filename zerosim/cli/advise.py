@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerosim.cli.device import device_of
 from zerosim.cli.fit_search import told_on
 from zerosim.cli.options import add_flag
 from zerosim.cli.outputs import leave, output
@@ -60,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Advise. Return 0 if something fits, 3 if nothing does."""
+    """Find plans and show them. Return 0 if something fits, 3 if nothing does."""
     from zerosim.report.advise import Page, Price, launch_of
 
     ranks = _devices(args)
@@ -158,6 +159,10 @@ def _config(args: argparse.Namespace, ranks: int) -> RunConfig:
     if args.finetune not in FINETUNES:
         hint = did_you_mean(args.finetune, FINETUNES, f"expected one of {', '.join(FINETUNES)}")
         raise InputError(f"--finetune {args.finetune}: {hint}")
+    if args.finetune == "full" and hasattr(args, "lora_rank"):
+        raise InputError(f"--lora-rank {args.lora_rank}: works only with --finetune lora or qlora")
+    if (device := device_of(args)) is not None and not device.has_bf16 and not hasattr(args, "precision"):
+        args.precision = "fp16"
     values = {**FINETUNES[args.finetune], "ranks": ranks, **_given(args)}
     refusal = None
     for stage in (None, 3, 2, 1, 0):
@@ -247,7 +252,7 @@ def _write(folder: Path, page: Page) -> None:
     with signals_postponed():
         try:
             made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))
-            for launch in filter(None, page.launches):
+            for launch in (one for one in page.launches if not isinstance(one, str)):
                 (inner := made / launch.folder).mkdir()
                 (inner / launch.name).write_text(launch.made.text, encoding="utf-8")
                 (inner / f"{Path(launch.name).stem}.launch.sh").write_text(launch.made.launch, encoding="utf-8")

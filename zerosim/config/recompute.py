@@ -133,7 +133,7 @@ def _read_ranges(text: str, attention: str) -> Recomputed:
         if len(numbers) < 2 or numbers[0] > numbers[1] or not word:
             why = "is no range of blocks with its value; expected FIRST-LAST=VALUE, as in 0-9=full"
             raise wrong("recompute", f" {text!r}: {one!r} {why}")
-        if "=" in word or word.startswith("full:"):
+        if "=" in word or word.startswith("full:") or word == AUTO:
             why = f"of {blocks} expected none, selective[:PART,...] or full, not {word!r}"
             raise wrong("recompute", f" {text!r}: {why}")
         found.append(Named(numbers[0], numbers[1], word, read_recompute(word, attention)))

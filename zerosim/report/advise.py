@@ -18,11 +18,11 @@ from zerosim.dialects.kinds import DIALECTS
 from zerosim.dialects.writing import Written, write
 from zerosim.errors import InputError
 from zerosim.report import words
-from zerosim.report.fit import mesh_flags
+from zerosim.report.fit import above_published, mesh_flags
 from zerosim.report.interval import band, implausible, interval_words, not_ranked, three_figures
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.memory import Certainty
-from zerosim.report.names import STAGES, counted
+from zerosim.report.names import STAGES, counted, listed
 from zerosim.report.time import speed_text, step_values
 from zerosim.report.verdict import Limit, assumed, verdict
 from zerosim.report.warnings import warnings_of
@@ -46,6 +46,10 @@ WRITERS = {
 """The kinds of files for each recipe, the most usual first."""
 
 
+TOLD = ("loss", "recompute", "offload", "lora_rank", "base", "dp_replicate", "cp", "micro_batch", "accumulate", "seq")
+"""Options of a plan that people have to set elsewhere if its launch file cannot say them."""
+
+
 class Price(NamedTuple):
     """The tokens to train on, and what a GPU costs for an hour; None for what was not said."""
 
@@ -65,7 +69,7 @@ class Launch(NamedTuple):
 
 class Page(NamedTuple):
     """The advice, how sure each plan is, the device, the words that every command has, and each plan's launch files
-    (None: no framework's file can say it)."""
+    (or why no framework's file can say it)."""
 
     config: RunConfig
     batch: int
@@ -75,7 +79,7 @@ class Page(NamedTuple):
     cluster: Cluster | None
     price: Price
     same: Sequence[str]
-    launches: Sequence[Launch | None]
+    launches: Sequence[Launch | str]
     all: bool = False
 
     def stack(self) -> Stack:
@@ -100,14 +104,15 @@ class Page(NamedTuple):
 
     def _answer(self) -> str:
         """Return how many plans there are and how fast the fastest one is."""
-        speeds = [values["tokens_per_s"] for plan in self.advice.plans if (values := self._speed(plan.tried))]
+        timed = [plan.tried for plan in self.advice.plans if plan.kind not in ("longest rows", "largest batch")]
+        speeds = [values["tokens_per_s"] for tried in timed if (values := self._speed(tried))]
         best = f", at up to {three_figures(max(speeds))} tokens/s" if speeds else ""
         return f"It fits: {counted(len(self.advice.plans), 'plan')}{best}."
 
     def _speed(self, tried: Tried) -> dict[str, Any] | None:
         return None if tried.time is None else step_values(tried.config, tried.time, self.cluster)
 
-    def _plan(self, plan: Proposed, sure: Certainty | None, launch: Launch | None) -> Stack:
+    def _plan(self, plan: Proposed, sure: Certainty | None, launch: Launch | str) -> Stack:
         tried, config = plan.tried, plan.tried.config
         what = KINDS[plan.kind]
         if plan.kind == "longest rows":
@@ -125,6 +130,8 @@ class Page(NamedTuple):
             lines += [text] if (text := implausible(values["mfu"], self.cluster)) else []
             lines += [text] if (text := self._cost(config, values)) else []
             lines += ["Its range overlaps the simplest plan's."] if self._is_no_faster(plan) else []
+            beyond = above_published(self.advice.beyond, tried, self.cluster) if plan.kind == "fastest" else ""
+            lines += [beyond] if beyond else []
         tokens = f"{counted(config.global_batch, 'row')} of {config.model.row_tokens:,} tokens"
         lines.append(f"It forces a global batch of {tokens}, {config.tokens:,} tokens a step.")
         if plan.relief is not None:
@@ -133,6 +140,10 @@ class Page(NamedTuple):
             lines.append(f"If it is a little short: {_named(flags)} frees {freed}. Its price: {price}.")
         warnings = [*warnings_of(config, self.limit, self.cluster, tried.peak_bytes), *(sure.doubts if sure else ())]
         lines += [f"Warning: {text}." for text in warnings]
+        if isinstance(launch, str):
+            lines.append(f"No launch file: {launch}.")
+        elif beside := [name for name in launch.made.rest if name in TOLD]:
+            lines.append(f"Its file cannot say {listed(beside)}: set it in your training script.")
         return Stack(prose(what, "bold"), *map(prose, lines), prose(self._command(config, launch), "cyan"), close=True)
 
     def _is_no_faster(self, plan: Proposed) -> bool:
@@ -143,18 +154,17 @@ class Page(NamedTuple):
         times = [(one.tried.config, one.tried.time) for one in (first, plan)]
         return not_ranked([band(config, time, cluster) for config, time in times if time is not None]) > 0
 
-    def _command(self, config: RunConfig, launch: Launch | None) -> str:
+    def _command(self, config: RunConfig, launch: Launch | str) -> str:
         """Return the command that plans this and writes its files."""
         seq = [f"--seq {config.model.seq}"] if config.model.seq != self.config.model.seq else []
-        loss = [f"--loss {config.memory.loss}"] if config.memory.loss != self.config.memory.loss else []
-        loss = loss if config.given.get("loss") else []
-        parts = ["zerosim plan", *self.same, *seq, *loss, mesh_flags(config)]
-        return " ".join([*parts, *([] if launch is None else [f"--write {launch.kind} {shlex.quote(launch.name)}"])])
+        parts = ["zerosim plan", *self.same, *seq, mesh_flags(config)]
+        writes = [] if isinstance(launch, str) else [f"--write {launch.kind} {shlex.quote(launch.name)}"]
+        return " ".join([*parts, *writes])
 
     def _least_command(self) -> str:
         """Return the command that plans the least that was tried, to which a change's flags are added."""
         assert self.advice.least is not None
-        return self._command(self.advice.least.config, None)
+        return self._command(self.advice.least.config, "")
 
     def _cost(self, config: RunConfig, values: dict[str, Any]) -> str:
         """Return the hours and the price of the tokens to train on, or the price of a million."""
@@ -247,15 +257,20 @@ class Page(NamedTuple):
         return {"hours": hours, "gpu_hours": gpu_hours, "cost": cost, "currency": currency or None}
 
 
-def launch_of(plan: Proposed) -> Launch | None:
-    """Return the files of the first kind that can say this plan."""
+def launch_of(plan: Proposed) -> Launch | str:
+    """Return the files of the first kind that can say this plan, or why none can. torchtitan starts no model without a
+    flavor of it."""
+    why = "no framework's file says this recipe"
     for kind in WRITERS.get(plan.tried.config.parallel.recipe, ()):
         name = f"{plan.kind.split()[0]}{DIALECTS[kind].suffix}"
         try:
-            return Launch(kind, plan.kind.split()[0], name, write(plan.tried.config, kind, name))
-        except InputError:
+            made = write(plan.tried.config, kind, name)
+        except InputError as error:
+            why = str(error)
             continue
-    return None
+        if "model" not in made.rest or not kind.startswith("torchtitan"):
+            return Launch(kind, plan.kind.split()[0], name, made)
+    return why
 
 
 def _named(flags: str) -> str:

@@ -160,7 +160,7 @@ def _answer(search: Search, found: Found) -> str:
             need = listed([IN_WORDS[memory] for memory in least.too_small])
             return f"Nothing fits: every candidate needs more {need} than the node has."
         does_not = verdict(least.config, limit, least.peak_bytes)
-        return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config)}"
+        return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(search, least.config)}"
     text = f"--{what} {best.value}. {verdict(best.config, limit, best.peak_bytes)}"
     if beyond is not None:
         least_of_it = "at least " if feels_limit(config.memory) else ""  # the run ended at the refusal
@@ -194,13 +194,15 @@ def _in_nodes(whole: Tried, limit: Limit, node: int) -> str:
     return text + (f"{format_bytes(free)} free." if free >= 0 else f"does not fit: {format_bytes(-free)} short.")
 
 
-def _what_to_try(config: RunConfig) -> str:
-    """Return flags that were not given, need less memory and go with the other options."""
-    stages = range(config.parallel.zero_stage + 1, 4)
-    flags = ["a higher --stage"] if any(candidate(config, stage=stage).config for stage in stages) else []
-    for name, value in (("recompute", "full"), ("attention", "flash")):
-        if config.value(name) != value and candidate(config, **{name: value}).config is not None:
-            flags.append(f"--{name} {value}")
+def _what_to_try(search: Search, config: RunConfig) -> str:
+    """Return flags that were not given and with which it fits."""
+    tried: list[dict[str, Any]] = [{"stage": stage} for stage in range(config.parallel.zero_stage + 1, 4)]
+    tried += [{"recompute": "full"}, {"attention": "flash"}, {"loss": "liger"}]
+    flags = []
+    for values in tried:
+        changed = candidate(config, **values).config
+        if changed is not None and changed != config and search.devices.tried(changed).fits:
+            flags.append(flags_of(values))
     return f" Try {' or '.join(flags)}." if flags else ""
 
 
