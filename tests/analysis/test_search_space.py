@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.mesh_search import Meshes, best_meshes
-from zerosim.analysis.meshes import beside, ladders, layers_cut
+from zerosim.analysis.meshes import beside, ladder, ladders, layers_cut
 from zerosim.analysis.recompute import ever_more_recompute
 from zerosim.analysis.search import Devices, Tried
 from zerosim.cli.main import main
@@ -89,8 +89,34 @@ def test_a_ladder_is_what_the_framework_recomputes(recipe: str, attention: str, 
     """Flash attention stores no scores: nobody recomputes its core."""
     config = usual(recipe=recipe, stage=0 if recipe == "ddp" else 1, attention=attention)
     assert ever_more_recompute(config) == ("none", *more)
-    held = [one.memory.recompute for one in next(ladders(config, 16, NODE))]
-    assert held == ["none", *more]
+    held = next(ladders(config, 16, NODE))
+    assert list(dict.fromkeys(one.memory.recompute for one in held)) == ["none", *more]
+
+
+@pytest.mark.parametrize(("recipe", "loss"), [("fsdp2", "liger"), ("deepspeed", "liger"), ("paper", "lean")])
+def test_ligers_loss_comes_before_recompute_where_no_rank_has_a_part_of_the_head(recipe: str, loss: str) -> None:
+    alone, cut = usual(recipe=recipe, stage=1), usual(recipe=recipe, stage=1, tp=2, sequence_parallel=True)
+    (first, *more), (own, *others) = ladder(alone), ladder(cut)
+    assert [one.memory.loss for one in more] == [loss] * len(more)
+    assert (more[0].memory.recompute == "none") == (loss == "liger")
+    assert {one.memory.loss for one in others} == {own.memory.loss}
+    assert {one.memory.loss for one in ladder(alone.replace(loss="torch"))} == {"torch"}
+    assert first.memory.loss != "liger"
+
+
+def test_megatrons_families_have_its_fused_loss_unless_another_one_is_given() -> None:
+    for given, loss in (({}, "megatron-fused"), ({"loss": "megatron"}, "megatron")):
+        config = usual(recipe="megatron", stage=1, **given)
+        assert {family[0].memory.loss for family in ladders(config, 16, NODE)} == {loss}
+
+
+def test_deepspeeds_stage_3_shares_no_experts() -> None:
+    """Its own layers of experts refuse that stage."""
+    config = usual(experts=8, top_k=2, expert_ffn=64)
+    found = {(one[0].parallel.recipe, one[0].parallel.zero_stage) for one in ladders(config, 16, NODE)
+             if one[0].mesh.ep > 1}  # fmt: skip
+    assert ("fsdp2", 3) in found
+    assert ("deepspeed", 3) not in found
 
 
 # -- plausible --------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--find mesh --gpu a100-80 --virtual-stages 2", "pass --pipeline interleaved too"),
         ("--find mesh --gpu a100-80 --global-batch 8 --micro-batch 2", "choose one"),
         ("--find mesh --gpu a100-80 --global-batch 0", "expected at least 1"),
-        ("--find mesh --gpu a100-80 --ranks 6 --global-batch 5", "choose another --global-batch"),
+        ("--find mesh --gpu a100-80 --ranks 7 --global-batch 5", "choose another --global-batch"),
         ("--find mesh --gpu a100-80 --time-limit 0", "--time-limit 0: expected more than 0 seconds"),
         ("--find seq --gpu a100-80 --time-limit 5", "--time-limit: works only with --find mesh"),
         ("--find ranks --gpu a100-80 --global-batch 8", "--global-batch: works only with --find mesh"),

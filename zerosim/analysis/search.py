@@ -6,6 +6,7 @@ Searches run configurations and use no formula. Every answer "fits" or "does not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import lcm
@@ -163,7 +164,8 @@ class Devices:
         best = None if cluster is None or cluster.machine is not None else best_published(cluster.name)
         if cluster is None or time is None or best is None:
             return 0.0
-        return time.model_flops / (best.mfu * tried.config.mesh.ranks * cluster.peak_flops)
+        most = best.mfu * tried.config.mesh.ranks * cluster.peak_flops
+        return time.model_flops / most if most else math.inf
 
 
 Trial = Callable[[RunConfig], Tried]
