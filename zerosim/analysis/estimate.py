@@ -31,6 +31,9 @@ from zerosim.train.check_model import check_model
 from zerosim.train.check_trained import is_of_experts
 from zerosim.train.plan import Figures, plan
 
+IN_FLIGHT = 2
+"""Blocks beside the one at work of which ZeRO-2 and 3 hold something whole: the next one's parameters, the last one's
+gradient. From then on each further block adds as much."""
 ROWS = 16
 """Rows of the plans that bounds come from: more per microbatch save little time."""
 Estimate = tuple[float, int]
@@ -142,6 +145,7 @@ def estimates(
         (chunks, less), layers = pipeline.layer_steps(config), sum(pipeline.layers_by_stage(config))
         few, start = chunks * period_of(config), first_period(config)
         start += -(-zero.most_gathered(config) // (block_numel * few))  # fewer stay gathered (DeepSpeed)
+        start += -(-IN_FLIGHT // few) if config.parallel.zero_stage >= 2 else 0
         shorter = None if layers <= (start + 2) * few or less else _of_layers(config, few, start)
         if shorter is None:
             return seconds(config), unlimited(config).peak_bytes

@@ -205,7 +205,8 @@ class _Search:
             if (guess := self.guessed(asked)) is None:
                 return False
             self.seconds[number] = guess[0]
-            heapq.heappush(self.waiting, (guess, ESTIMATE, number, level))
+            least = guess[0] * (1.0 if number in self.beside else _without_bubble(asked))  # for other schedules
+            heapq.heappush(self.waiting, ((least, guess[1]), ESTIMATE, number, level))
             return True
         if what == ESTIMATE:
             for other in filter(
@@ -311,6 +312,12 @@ def _one_row(asked: RunConfig) -> RunConfig:
     """Return the configuration with one row per microbatch, and as few as the schedule allows: more rows never take
     less memory."""
     return with_micro_batches(asked, micro_batch=1).config or asked
+
+
+def _without_bubble(config: RunConfig) -> float:
+    """Return the part of a step that a schedule without a bubble would take."""
+    batches = config.data.accumulate
+    return batches / (batches + config.mesh.pp - 1)
 
 
 def _kind(config: RunConfig) -> tuple[object, ...]:

@@ -77,7 +77,9 @@ def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
     own, attention = config.memory.recompute, config.memory.attention
     if not config.model.has_blocks or own == "full":
         return (own,)
-    return (own, *_MORE[config.parallel.recipe][attention], "full") if own == "none" else (own, "full")
+    more = _MORE[config.parallel.recipe][attention]
+    more = more if own == "none" else more[more.index(own) + 1 :] if own in more else ()
+    return own, *more, "full"
 
 
 _MEGATRONS = {"eager": ("selective",), "flash": ("selective:layernorm", "selective:layernorm,mlp")}
