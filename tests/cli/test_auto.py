@@ -42,8 +42,9 @@ def test_a_file_may_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("verb", ["plan", "run", "compare", "fit", "step", "explain --stage 3 --ranks 4"])
 def test_without_a_memory_there_is_nothing_to_fit_into(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*verb.split(), *TINY.split()]) == 2
+    which = "--limit SIZE" if verb in ("run", "step") else "--gpu NAME or --limit SIZE"
     assert capsys.readouterr().err == (
-        "zerosim: error: --recompute auto: needs a device memory to fit into; pass --gpu NAME or --limit SIZE too\n"
+        f"zerosim: error: --recompute auto: needs a device memory to fit into; pass {which} too\n"
     )
 
 

@@ -24,7 +24,8 @@ def resolved(args: argparse.Namespace, config: RunConfig) -> RunConfig:
         return config
     limit = device_limit(args, config.memory.capacity)
     if limit is None:
-        raise InputError("--recompute auto: needs a device memory to fit into; pass --gpu NAME or --limit SIZE too")
+        which = "--gpu NAME or --limit SIZE" if hasattr(args, "gpu") else "--limit SIZE"
+        raise InputError(f"--recompute auto: needs a device memory to fit into; pass {which} too")
     from zerosim.analysis.auto_recompute import auto
 
     cluster = cluster_of(find_hardware(TIMED_BY)).without_limits()

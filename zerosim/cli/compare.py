@@ -120,7 +120,8 @@ def _columns(args: argparse.Namespace) -> tuple[str, dict[str, Flags]]:
     if args.other is not None:
         return "file", {"A": {"scenario": args.scenario}, "B": {"scenario": args.other}}
     if len(given) > 1:
-        one = f"leave it out; --{given[1]} compares at one stage, --stage" if given[0] == "stages" else "choose one"
+        other = f"leave --stages out; --{given[1]} compares at one stage, --stage"
+        one = other if given[0] == "stages" else "choose one"
         raise InputError(f"--{given[0]} and --{given[1]} are both given: {one}")
     flag = given[0] if given else "stages"
     if flag == "stages" and hasattr(args, "stage"):

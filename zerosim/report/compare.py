@@ -85,9 +85,16 @@ class Comparison(InNotebook):
             set_aside_text(*configs),
             *(prose(f"{self._named([name]).capitalize()}: {why}.", "red") for name, why in self.failures.items()),
             *(self._weights() if len(self.results) > 1 and self.what in SAME_SUMS else ()),
-            prose(assumed(configs[-1], self.limit), "dim") if is_planned and not self.changes else None,
+            prose(self._assumed(configs), "dim") if is_planned and not self.changes else None,
             warnings_text(self._warnings()),
         )
+
+    def _assumed(self, configs: Sequence[RunConfig]) -> str:
+        """Return what a plan assumes, and of which column that is, if the others assume anything else."""
+        text = assumed(configs[-1], self.limit)
+        if all(assumed(config, self.limit) == text for config in configs):
+            return text
+        return text.replace("Assumed", f"Assumed for {self._named([list(self.columns)[-1]])}", 1)
 
     def _named(self, names: Sequence[str]) -> str:
         """Return 'stage 3', 'stages 0, 1 and 2'."""
