@@ -98,7 +98,11 @@ def main(args: argparse.Namespace) -> int:
                 else:
                     found = trained(name if what != "stage" else "", config, args, cluster)
                 outcomes[name] = Column(found, limit, cluster, over)
-            except (InputError, OutOfMemory) as error:
+            except OutOfMemory as error:
+                outcomes[name] = error
+            except InputError as error:  # of a plan; no other process may wait for the next run of this one
+                if not is_planned:
+                    raise
                 outcomes[name] = error
         _refuse(outcomes, need_all=what == "file")
         changes = _changes(outcomes, [args.scenario, args.other], is_planned) if what == "file" else None
