@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.mesh_search import Meshes, best_meshes
-from zerosim.analysis.meshes import beside, ladder, ladders, layers_cut
+from zerosim.analysis.meshes import beside, ladder, ladders, layers_cut, mesh_values
 from zerosim.analysis.recompute import ever_more_recompute
 from zerosim.analysis.search import Devices, Tried
 from zerosim.cli.main import main
@@ -195,3 +195,21 @@ def test_a_pipelines_ends_have_no_more_layers_than_the_others_and_no_stage_has_n
 def test_ends_are_balanced_as_people_balance_them(layers: int, pp: int, counts: list[int]) -> None:
     """405B has 126 layers for that reason (2407.21783, 3.3.2)."""
     assert counts_of(layers, pp) == counts
+
+
+# -- what is said -----------------------------------------------------------------------------------
+def test_layers_are_told_by_pipeline_stage_and_not_by_chunk() -> None:
+    config = usual(recipe="megatron", stage=1, ranks=2, pp=2, layers=8, accumulate=4)
+    for more in ({}, dict(pipeline="interleaved", virtual_stages=2), dict(stage_layers="5,3")):
+        asked = config.replace(**more)
+        assert mesh_values(asked)["layers_by_stage"] == ([5, 3] if "stage_layers" in more else [4, 4])
+
+
+def test_what_an_allocator_refuses_keeps_its_counted_bytes() -> None:
+    """A device of exactly the peak has no room for the caching allocator's gaps."""
+    config = usual(recipe="fsdp2", stage=3)
+    exact = Devices(10**18, cluster=A100).tried(config)
+    for is_strict in (False, True):
+        tried = Devices(exact.peak_bytes, cluster=A100, is_strict=is_strict).tried(config)
+        assert tried.peak_bytes == exact.peak_bytes
+        assert tried.too_small == (("device",) if is_strict else ())

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import starmap, takewhile
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, candidate_at
 from zerosim.analysis.capabilities import offload, tuning
-from zerosim.analysis.cheapest import changes, price_of
+from zerosim.analysis.cheapest import changes_alone, flags_of
 from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Group, Known, Meshes, Say, Stopped, best_meshes
-from zerosim.analysis.meshes import divisors, ladders
+from zerosim.analysis.meshes import divisors, fused_loss, ladders
 from zerosim.analysis.offload_ways import offloaded, other_memories
 from zerosim.analysis.search import Devices, Tried, most_that_fits
 from zerosim.config import RunConfig
@@ -152,7 +152,7 @@ def _longest(
     bases = [family[-1] for family in families if _is_simple(family[0]) and family[0].parallel.zero_stage == 3]
     base = next(iter(bases), min((family[-1] for family in families), key=lambda one: one.mesh.pp))
     base = candidate(base, micro_batch=1, accumulate=1).config or base
-    base = base if "loss" in config.given else candidate(base, loss="liger").config or base
+    base = candidate(base, **fused_loss(base)).config or base
     own, most = config.model.seq, config.model.positions
     exact, name = replace(devices, is_strict=False), "micro_batch" if length_given or most <= own else "seq"
     if name == "micro_batch":
@@ -195,13 +195,10 @@ def _longest_rows(config: RunConfig, most: int, devices: Devices) -> Tried | Non
 def _relief(tried: Tried, devices: Devices) -> tuple[Tried, str, str] | None:
     """Return the cheapest change that frees a fiftieth of the peak, with its flags and price."""
     own, devices = tried.config, replace(devices, is_strict=False)
-    few = takewhile(lambda way: way[0].mesh.ranks == own.mesh.ranks, changes(own))
-    for changed, flags in few:
-        if not (price := price_of(own, changed)):
-            return None
+    for changed, price in changes_alone(own):
         less = devices.tried(changed)
         if less.peak_bytes < 0.98 * tried.peak_bytes:
-            return less, flags, price
+            return less, flags_of(own, changed), price
     return None
 
 
@@ -231,7 +228,7 @@ Values = Mapping[str, Any]
 
 def _kinds(least: RunConfig, devices: Devices) -> Iterator[tuple[str, str, list[Values]]]:
     ranks, seq = least.mesh.ranks, least.model.seq
-    lean: Values = {"loss": "liger"} if least.parallel.recipe not in ("megatron", "paper") else {}
+    lean = fused_loss(least)
     yield "the head and its loss in chunks", "the head runs again", [lean] if lean else []
     yield "shorter rows", "less context", [{"seq": seq >> power, **lean} for power in range(1, 5)]
     if HOST in other_memories(least, devices.cluster):

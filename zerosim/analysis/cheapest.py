@@ -24,7 +24,7 @@ from zerosim.analysis.search import no_reserve
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts.allocators import is_exact, without_fragmentation
 from zerosim.config.parts.memory import WITH_THE_HEAD
-from zerosim.config.presets.recipes import USUAL, find_recipe
+from zerosim.config.presets.recipes import FUSED_LOSS, USUAL, find_recipe
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
@@ -105,9 +105,8 @@ def cheapest_fits(
 
 
 class Change(NamedTuple):
-    """A kind of change: the options that it sets, its price, and the values to try, cheapest first."""
+    """A kind of change: its price, and the values to try, cheapest first."""
 
-    sets: str
     price: str
     values: Callable[[RunConfig], Iterable[Mapping[str, Any]]]
 
@@ -154,15 +153,15 @@ def _blocks(config: RunConfig) -> Iterator[Mapping[str, Any]]:
 
 
 CHANGES = (
-    Change("allocator_conf", "nothing", _segments),
-    Change("loss", "another kernel, the same work", _losses),
-    Change("prefetch prefetch_elements max_live", "time: gathers are waited for", without_prefetch),
-    Change("stage ep etp", "traffic", _stages),
-    Change("attention", "another kernel", _flash),
-    Change("loss", "the head runs again", _chunks),
-    Change("recompute", "these parts run again", _parts),
-    Change("micro_batch accumulate", "smaller matrices, the same global batch", _rows),
-    Change("recompute", "a third more arithmetic", _blocks),
+    Change("nothing", _segments),
+    Change("another kernel, the same work", _losses),
+    Change("time: gathers are waited for", without_prefetch),
+    Change("traffic", _stages),
+    Change("another kernel", _flash),
+    Change("the head runs again", _chunks),
+    Change("these parts run again", _parts),
+    Change("smaller matrices, the same global batch", _rows),
+    Change("a third more arithmetic", _blocks),
 )
 """The changes of one kind, cheapest first. After them come several at once, rows that several ranks share, offload, and
 more ranks."""
@@ -176,7 +175,8 @@ def leaner_losses(config: RunConfig, rows: int | None = None) -> list[str]:
     tokens. `rows`: a microbatch's, if not the configuration's.
     """
     own, tokens = config.memory.loss, (rows or config.data.micro_batch) * config.model.seq
-    names = {"paper": ("in-place", "chunked"), "megatron": ("megatron-fused",)}.get(config.parallel.recipe, ("liger",))
+    recipe = config.parallel.recipe
+    names = (FUSED_LOSS[recipe],) if recipe in FUSED_LOSS else ("in-place", "chunked")
     if not config.model.has_blocks or own in WITH_THE_HEAD:
         return []
     few = tokens <= config.model.hidden
@@ -193,15 +193,11 @@ def changes(config: RunConfig, memories: Collection[str] = ()) -> Iterator[tuple
         yield changed, flags_of(config, changed)
 
 
-def price_of(config: RunConfig, changed: RunConfig) -> str:
-    """Return the price of a change of one kind; '' for several."""
-    names = {name for name in OPTIONS if config.value(name) != changed.value(name) and name in changed.given}
+def changes_alone(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
+    """Yield configurations with a change of one kind, cheapest first, and its price."""
     for change in CHANGES:
-        if names <= set(change.sets.split()) and any(
-            all(changed.value(name) == value for name, value in values.items()) for values in change.values(config)
-        ):
-            return change.price
-    return ""
+        for changed in accepted(candidate(config, **values) for values in change.values(config)):
+            yield changed, change.price
 
 
 def flags_of(config: RunConfig, changed: RunConfig) -> str:
@@ -227,8 +223,7 @@ def flags_of(config: RunConfig, changed: RunConfig) -> str:
 def _with_these_ranks(
     config: RunConfig, combined: Sequence[RunConfig], memories: Collection[str]
 ) -> Iterator[RunConfig]:
-    for change in CHANGES:
-        yield from accepted(candidate(config, **values) for values in change.values(config))
+    yield from (changed for changed, _ in changes_alone(config))
     for number, least in enumerate(combined[1:]):
         if number:  # alone the first was tried above
             yield least

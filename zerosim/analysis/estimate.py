@@ -49,6 +49,7 @@ class Bounds:
         shapes = {name: math.prod(shape) for name, shape in self._model.shapes().items()}
         self._stacks = sum(numel for name, numel in shapes.items() if is_of_experts(config.model, name))
         self._ran: dict[RunConfig, tuple[float, int]] = {}
+        self._alone: dict[RunConfig, tuple[float, float]] = {}
 
     @property
     def numel(self) -> int:
@@ -67,10 +68,9 @@ class Bounds:
         and each further block adds as much. So are rows, but kernels of many rows take least for each. Nor is a step
         shorter than ZeRO-3's gathers between nodes.
         """
-        stages, batches = asked.mesh.pp, asked.data.accumulate
-        if self._cluster is None or (one := _of_tp_alone(asked)) is None:
+        if self._cluster is None:
             return 0.0
-        kernels = self._of_model(one)[0] * asked.data.micro_batch / ROWS
+        stages, batches, (kernels, _) = asked.mesh.pp, asked.data.accumulate, self._of_rows(asked)
         if pipeline.begins_sooner(asked):
             return max(kernels * max(1.0, batches / stages), self._gathers(asked, self._cluster))
         return max(kernels / (1 - (1 - 1 / batches) ** stages), self._gathers(asked, self._cluster))
@@ -98,10 +98,16 @@ class Bounds:
                 held += (8 + 4 * precision.has_masters) * (cut if stage else whole)
             if zero.keeps_gradients(asked):
                 held += dtype(precision.grad_dtype).itemsize * (cut if stage > 1 else whole)
-        one = _of_tp_alone(asked)
-        each = 0.0 if one is None else self._of_model(one)[1] * asked.data.micro_batch / ROWS
-        saved = pipeline.live_layers(asked) * each
-        return held / mesh.pp + saved
+        return held / mesh.pp + pipeline.live_layers(asked) * self._of_rows(asked)[1]
+
+    def _of_rows(self, asked: RunConfig) -> tuple[float, float]:
+        """Return the seconds of a microbatch of so many rows on tp's and cp's ranks alone, and the bytes that one block
+        saves of it; 0 for what is unknown."""
+        if asked not in self._alone:
+            one, rows = _of_tp_alone(asked), asked.data.micro_batch
+            found = (0.0, 0.0) if one is None else self._of_model(one)
+            self._alone[asked] = found[0] * rows / max(ROWS, rows), found[1] * rows / max(ROWS, rows)
+        return self._alone[asked]
 
     def _of_model(self, one: RunConfig) -> tuple[float, float]:
         """Return the seconds of a microbatch, and the bytes that one block saves of it; 0 for what is unknown."""
@@ -180,7 +186,7 @@ def estimates(
         idle = float(pipeline.bubble(config).at(sizes(config))) * times * sum(work) / mesh.pp
         return times * max(work) + idle + ends_once / 2 + once * max(layers), 0
 
-    return lambda config: piped(config) if has_clock and config.mesh.pp > 1 else straight(config)
+    return cache(lambda config: piped(config) if has_clock and config.mesh.pp > 1 else straight(config))
 
 
 def _of_one_stage(config: RunConfig) -> RunConfig | None:
@@ -202,10 +208,10 @@ def _of_layers(config: RunConfig, few: int, start: int) -> list[RunConfig] | Non
 
 
 def _of_tp_alone(config: RunConfig) -> RunConfig | None:
-    """Return a microbatch of `ROWS` rows on a mesh of tp and cp alone, on a device without a limit: it has the
+    """Return a microbatch of at least `ROWS` rows on a mesh of tp and cp alone, on a device without a limit: it has the
     kernels and saves of every mesh with these. None if other options do not go with it."""
-    tp = config.mesh.tp
-    alone = {"micro_batch": ROWS, "accumulate": 1, "steps": 1, "ranks_per_node": 0, **experts.alone(config, tp)}
+    tp, rows = config.mesh.tp, max(ROWS, config.data.micro_batch)
+    alone = {"micro_batch": rows, "accumulate": 1, "steps": 1, "ranks_per_node": 0, **experts.alone(config, tp)}
     return arranged(config, tp * config.mesh.cp, tp, 1, 0, **alone, allocator="exact", allocator_conf=None)
 
 

@@ -209,16 +209,15 @@ class _Search:
             heapq.heappush(self.waiting, ((least, guess[1]), ESTIMATE, number, level))
             return True
         if what == ESTIMATE:
-            for other in filter(
-                self.allowed, beside(asked, self.node)
-            ):  # estimated first: a whole plan takes much longer
+            for other in filter(self.allowed, beside(asked, self.node)):  # before a whole plan, which takes long
                 self.add(ladder(other), beside=True)
             heapq.heappush(self.waiting, (self.estimate(asked), PLAN, number, level))
             return True
         if any(one.config == asked for one in self.found):  # a change of another one led here too
             return True
-        if self.beyond is not None and self.estimate(asked)[0] < 0.98 * self.devices.least_plausible(self.beyond):
-            return True  # one such plan is told of; its model's FLOPs are all plans'
+        fastest = 0.0 if self.beyond is None else self.devices.least_plausible(self.beyond)  # FLOPs are all plans'
+        if self.estimate(asked)[0] < (1 - 2 * NEAR) * fastest:  # one plan beyond what was published is enough
+            return True
         if not self.whole(asked):
             self.refuse(asked)
             self.seconds.pop(number, None)

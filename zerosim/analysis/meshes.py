@@ -18,7 +18,7 @@ from zerosim.analysis.candidate import accepted, candidate, candidate_at
 from zerosim.analysis.capabilities import context, experts, offload, pipeline, tensor, tuning
 from zerosim.analysis.recompute import ever_more_recompute, recompute_of
 from zerosim.config import RunConfig
-from zerosim.config.presets.recipes import USUAL, find_recipe, recipes_run
+from zerosim.config.presets.recipes import FUSED_LOSS, USUAL, find_recipe, recipes_run
 from zerosim.placement.mesh import Mesh
 
 MOST_ROWS = 16
@@ -47,7 +47,7 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
         "sequence_parallel": tensor.divides_rows(config),
         "recompute": recompute_of(config),
         "pipeline": pipeline.schedule_name(config),
-        "layers_by_stage": config.layers_by_chunk(config.model.layers) if mesh.pp > 1 else None,
+        "layers_by_stage": pipeline.layers_by_stage(config) if mesh.pp > 1 else None,
         "dp_replicate": mesh.dp_replicate,
         "micro_batch": config.data.micro_batch,
         "accumulate": config.data.accumulate,
@@ -70,24 +70,18 @@ def ladders(
             own = global_batch * cp // data
             rows = [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own] if cp == 1 else [1]
             for recipe, stage in ways(config, tp, pp, data):
-                fast = {"overlap": "all", "loss": "megatron-fused"} if recipe == "megatron" else {}
+                fast = {"overlap": "all", "loss": FUSED_LOSS[recipe]} if recipe == "megatron" else {}
                 usual = {name: value for name, value in fast.items() if name not in config.given}
                 is_ds3 = recipe.endswith("deepspeed") and stage == 3  # its own layers of experts refuse that stage
                 for among in [{}] if is_ds3 else experts.ways_to_cut(config, ranks // pp, tp, node):
                     shared = {"cp": cp} if cp > 1 else {}
                     cut = {"recipe": recipe, **usual, **among, **shared, **layers_cut(layers, pp)}
-                    asked = _cut(config, ranks, tp, pp, stage, rows[0], own, {**cut, **schedule})
-                    for each in rows if asked is not None else ():
-                        more = candidate(asked, micro_batch=each, accumulate=own // each)  # type: ignore[arg-type]
-                        yield from map(ladder, accepted([more]))
-
-
-def _cut(
-    config: RunConfig, ranks: int, tp: int, pp: int, stage: int, rows: int, own: int, cut: Mapping[str, Any]
-) -> RunConfig | None:
-    sizes = {"micro_batch": rows, "accumulate": own // rows, **cut}
-    ways = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=sp) for sp in (tp > 1, False))
-    return next(filter(None, ways), None)
+                    sizes = {"micro_batch": rows[0], "accumulate": own // rows[0], **cut, **schedule}
+                    in_parts = (tp > 1, False)
+                    tried = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=sp) for sp in in_parts)
+                    for asked in islice(filter(None, tried), 1):
+                        of_rows = (candidate(asked, micro_batch=each, accumulate=own // each) for each in rows)
+                        yield from map(ladder, accepted(of_rows))
 
 
 def ways(config: RunConfig, tp: int, pp: int, data: int) -> Iterator[tuple[str, int]]:
@@ -121,12 +115,16 @@ def layers_cut(layers: int, pp: int) -> dict[str, Any]:
     return {"stage_layers": ",".join(map(str, counts))}
 
 
+def fused_loss(config: RunConfig) -> dict[str, Any]:
+    """Return the change to the fused loss of the recipe's users; none if a loss was given. Liger's needs the whole
+    head."""
+    loss = FUSED_LOSS.get(config.parallel.recipe)
+    return {} if loss is None or "loss" in config.given or (loss == "liger" and config.mesh.tp > 1) else {"loss": loss}
+
+
 def ladder(config: RunConfig) -> list[RunConfig]:
-    """Return the configuration with ever more recompute. In PyTorch Liger's fused loss comes before that, where no rank
-    has only a part of the head."""
-    first, *others = ever_more_recompute(config)
-    is_own = config.parallel.recipe in ("paper", "megatron") or config.mesh.tp > 1 or "loss" in config.given
-    lean: Mapping[str, Any] = {} if is_own else {"loss": "liger"}
+    """Return the configuration with ever more recompute. A fused loss comes before that."""
+    (first, *others), lean = ever_more_recompute(config), fused_loss(config)
     more = [{"recompute": recompute, **lean} for recompute in ([first] if lean else []) + others]
     return list(accepted(candidate(config, **values) for values in ({"recompute": first}, *more)))
 

@@ -10,6 +10,20 @@ from types import MappingProxyType
 from zerosim.config import RunConfig
 from zerosim.placement.spec import is_block
 
+_MEGATRONS = {"eager": ("selective",), "flash": ("selective:layernorm", "selective:layernorm,mlp")}
+_TITANS = {"eager": ("selective:op", "full:2"), "flash": ("selective:op", "full:2")}
+_NOTHING: Mapping[str, tuple[str, ...]] = {"eager": (), "flash": ()}
+_MORE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "paper": {"eager": ("selective",), "flash": ("selective:layernorm,mlp_act", "selective:layernorm,mlp")},
+        "megatron": _MEGATRONS,
+        "fsdp2": _TITANS,
+        **dict.fromkeys(("ddp", "fsdp1", "deepspeed", "hf-deepspeed"), _NOTHING),
+    }
+)
+"""By recipe and attention: --recompute-modules of Megatron-LM, torchtitan's two policies beside whole blocks, and
+gradient checkpointing, which knows whole blocks alone."""
+
 
 def recompute_of(config: RunConfig, block: int | None = None) -> str:
     """Return `--recompute`; for this block alone its own word, if blocks differ."""
@@ -80,18 +94,3 @@ def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
     more = _MORE[config.parallel.recipe][attention]
     more = more if own == "none" else more[more.index(own) + 1 :] if own in more else ()
     return own, *more, "full"
-
-
-_MEGATRONS = {"eager": ("selective",), "flash": ("selective:layernorm", "selective:layernorm,mlp")}
-_TITANS = {"eager": ("selective:op", "full:2"), "flash": ("selective:op", "full:2")}
-_NOTHING: Mapping[str, tuple[str, ...]] = {"eager": (), "flash": ()}
-_MORE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "paper": {"eager": ("selective",), "flash": ("selective:layernorm,mlp_act", "selective:layernorm,mlp")},
-        "megatron": _MEGATRONS,
-        "fsdp2": _TITANS,
-        **dict.fromkeys(("ddp", "fsdp1", "deepspeed", "hf-deepspeed"), _NOTHING),
-    }
-)
-"""By recipe and attention: --recompute-modules of Megatron-LM, torchtitan's two policies beside whole blocks, and
-gradient checkpointing, which knows whole blocks alone."""

@@ -124,10 +124,10 @@ class Devices:
         has = node_has(asked, self.cluster)
         most = {memory: max(sum(node.of(memory).values()) for node in result.nodes) for memory in (HOST, NVME)}
         try:
+            small = [DEVICE] * (peak > room)
             self._cached(asked, peak)
-        except OutOfMemory:
-            peak = max(peak, room + 1)  # what its allocator leaves unused included
-        small = [DEVICE] * (peak > room)
+        except OutOfMemory:  # by the gaps that the caching allocator leaves
+            small = [DEVICE]
         small += [one for one, nbytes in has.items() if nbytes is not None and most[one] > nbytes]
         return Tried(asked, peak, self.reserve(asked), result.time, tuple(small), most)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.device import device_of
-from zerosim.cli.fit_search import told_on
+from zerosim.cli.fit_search import at_any_stage, clock_of, mesh_told_on
 from zerosim.cli.options import add_flag
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, whole_number
-from zerosim.cli.plan import device_cluster, device_limit, outside_values, planned_config
+from zerosim.cli.plan import device_cluster, device_limit, outside_values
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.presets.nodes import find_node
 from zerosim.errors import InputError, did_you_mean
@@ -30,7 +30,7 @@ FINETUNES: Mapping[str, Mapping[str, Any]] = {
     "lora": {"lora_rank": 16, "lora_target": "all-linear"},
     "qlora": {"lora_rank": 16, "lora_target": "all-linear", "base": "nf4"},
 }
-"""What is trained. Adapters are of rank 16 on all linear maps, as QLoRA's authors advise."""
+"""What is trained. Adapters are on all linear maps, as QLoRA's authors advise (2305.14314, section 4), of rank 16."""
 ROWS = 4
 """Rows of a step on each GPU, if no global batch is given."""
 KEPT = ("model", "seq", "recipe", "precision", "optimizer", "loss", "lora_rank", "lora_target", "host_memory")
@@ -65,9 +65,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.report.advise import Page, Price, launch_of
 
     ranks = _devices(args)
-    price, tokens = _price(args.price), _count(args.tokens)
-    if args.time_limit is not None and not args.time_limit > 0:
-        raise InputError(f"--time-limit {args.time_limit:g}: expected more than 0 seconds")
+    price, tokens, check_time = _price(args.price), _count(args.tokens), clock_of(args)
     config, batch = _config(args, ranks), ROWS * ranks if args.global_batch is None else args.global_batch
     _check(args, config, batch)
     folder = None if args.write is None else _new_folder(args.write)
@@ -76,25 +74,9 @@ def main(args: argparse.Namespace) -> int:
     if folder is not None and figures is not None and figures.path == Path(os.path.realpath(folder)):
         raise InputError(f"--write {folder}: --json names the same path; choose another")
     cluster = device_cluster(args, limit)
-    import time
-
     from zerosim.analysis.advise import advise
-    from zerosim.analysis.mesh_search import NODE, Stopped
+    from zerosim.analysis.mesh_search import NODE
     from zerosim.analysis.search import Devices
-    from zerosim.units import format_bytes
-
-    told, began = told_on(args), time.monotonic()
-
-    def say(tried: RunConfig, took: Tried | None) -> None:
-        from zerosim.report.fit import mesh_flags
-
-        how = "too much" if took is None else format_bytes(took.peak_bytes)
-        speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
-        told(f"{mesh_flags(tried)}: {how}{speed}")
-
-    def check_time() -> None:
-        if args.time_limit is not None and time.monotonic() - began > args.time_limit:
-            raise Stopped
 
     advice = advise(
         config,
@@ -103,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
         node=NODE if cluster is None else cluster.node_gpus,
         length_given=hasattr(args, "seq"),
         check_time=check_time,
-        say=say,
+        say=mesh_told_on(args),
     )
     if not advice.plans and advice.least is None:
         raise InputError(f"--time-limit {args.time_limit:g}: no plan was found in so short a time; allow more seconds")
@@ -164,15 +146,8 @@ def _config(args: argparse.Namespace, ranks: int) -> RunConfig:
     if (device := device_of(args)) is not None and not device.has_bf16 and not hasattr(args, "precision"):
         args.precision = "fp16"
     values = {**FINETUNES[args.finetune], "ranks": ranks, **_given(args)}
-    refusal = None
-    for stage in (None, 3, 2, 1, 0):
-        try:
-            shared = {name: value for name, value in vars(args).items() if name not in KEPT}
-            return planned_config(argparse.Namespace(**shared, **values, **({} if stage is None else {"stage": stage})))
-        except InputError as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
+    shared = {name: value for name, value in vars(args).items() if name not in KEPT}
+    return at_any_stage(argparse.Namespace(**shared, **values))
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,11 +6,11 @@ All answers come from runs on tensor shapes only.
 from __future__ import annotations
 
 import argparse
-import time
 from contextlib import suppress
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate
+from zerosim.analysis.cheapest import MOST_RANKS
 from zerosim.analysis.search import (
     SEARCHES,
     SIZES,
@@ -20,7 +20,7 @@ from zerosim.analysis.search import (
     largest_models,
     most_that_fits,
 )
-from zerosim.cli.fit_search import leave_found, refuse, search_of, told_on
+from zerosim.cli.fit_search import at_any_stage, clock_of, leave_found, mesh_told_on, refuse, search_of, told_on
 from zerosim.cli.options import add_run_flags
 from zerosim.cli.parser import Parser, flag_of, whole_number
 from zerosim.cli.plan import add_device_flags, add_time_flags, planned_config
@@ -29,7 +29,6 @@ from zerosim.config.option import known_word
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
-MOST_RANKS = 64
 SEARCHED = (
     *("tp", "cp", "context", "context_order", "ep", "etp", "pp", "dp_replicate", "stage", "stage_layers"),
     "recompute",
@@ -63,8 +62,6 @@ def main(args: argparse.Namespace) -> int:
         raise InputError("--global-batch: works only with --find mesh; pass --micro-batch and --accumulate instead")
     if args.time_limit is not None and args.find != "mesh":
         raise InputError("--time-limit: works only with --find mesh; the other searches take seconds")
-    if args.time_limit is not None and not args.time_limit > 0:
-        raise InputError(f"--time-limit {args.time_limit:g}: expected more than 0 seconds")
     searches = {"mesh": find_meshes, "model": find_model, "offload": find_offload}
     return searches.get(args.find, find_size)(args)
 
@@ -171,20 +168,6 @@ def _asked_schedule(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(checked.parallel, name) for name in asked}
 
 
-def _at_any_stage(args: argparse.Namespace) -> RunConfig:
-    """Build the configuration at the usual ZeRO stage or, if given options exclude it, at the highest that goes with
-    them. Raises: InputError, the usual stage's."""
-    refusal = None
-    for stage in (None, 2, 1, 0):
-        vars(args).update({} if stage is None else {"stage": stage})
-        try:
-            return planned_config(args, any_ranks=True)
-        except InputError as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
-
-
 def find_meshes(args: argparse.Namespace) -> int:
     """Find meshes, ZeRO stages, microbatches, recompute and schedules, ranked by tokens/s or, without a GPU, by memory.
     Search --ranks ranks, or the fewest that fit.
@@ -192,12 +175,13 @@ def find_meshes(args: argparse.Namespace) -> int:
     Ctrl-C and --time-limit show the best so far.
     """
     refuse(args, *SEARCHED, "sequence_parallel")
+    check_time = clock_of(args)
     for name in ("micro_batch", "accumulate"):
         if args.global_batch is not None and hasattr(args, name):
             raise InputError(f"--global-batch and {flag_of(name)} are both given: choose one")
     given = {name: value for name, value in vars(args).items() if name in OPTIONS}
     schedule = _asked_schedule(args)
-    config, any_ranks = _at_any_stage(args), not hasattr(args, "ranks")
+    config, any_ranks = at_any_stage(args, any_ranks=True), not hasattr(args, "ranks")
     if not config.model.has_blocks:
         raise InputError(f"--find mesh: {config.model.name} has no blocks to time; choose another --model")
     if not 1 <= args.most_ranks <= 65536:
@@ -205,26 +189,13 @@ def find_meshes(args: argparse.Namespace) -> int:
     if args.global_batch is not None and args.global_batch < 1:
         raise InputError(f"--global-batch {args.global_batch}: expected at least 1 row")
     search, figures = search_of(args, config)
-    from zerosim.analysis.capabilities import notes_of
-    from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, best_meshes
+    from zerosim.analysis.mesh_search import NODE, Meshes, best_meshes
     from zerosim.analysis.meshes import ladders, mesh_values
     from zerosim.analysis.offload_ways import offloaded, other_memories
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
 
-    told, cluster, began = told_on(args), search.cluster, time.monotonic()
-
-    def check_time() -> None:
-        if args.time_limit is not None and time.monotonic() - began > args.time_limit:
-            raise Stopped
-
-    def say(tried: RunConfig, took: Tried | None) -> None:
-        mesh, rows = tried.mesh, tried.data.micro_batch
-        which = f"tp {mesh.tp} x cp {mesh.cp} x pp {mesh.pp}, stage {tried.parallel.zero_stage}, {rows} rows"
-        how = "too much" if took is None else format_bytes(took.peak_bytes)
-        speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
-        told(f"{', '.join([which, *notes_of(tried, 'assumed')])}: {how}{speed}")
-
+    cluster, say = search.cluster, mesh_told_on(args)
     result, own, node = Meshes(()), config.mesh.ranks, NODE if cluster is None else cluster.node_gpus
     most = max(args.most_ranks, own)
     doubled = sorted({first * 2**power for first in (1, own) for power in range((most // first).bit_length())})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ from zerosim.analysis.candidate import candidate
 from zerosim.analysis.search import Tried
 from zerosim.cli.outputs import Output, leave, output
 from zerosim.cli.parser import flag_of
-from zerosim.cli.plan import device_cluster, device_limit, outside_values
+from zerosim.cli.plan import device_cluster, device_limit, outside_values, planned_config
 from zerosim.cli.streams import stopwatch
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
+from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +41,50 @@ def search_of(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -
 def told_on(args: argparse.Namespace) -> Callable[[str], None]:
     """Print progress on stderr, with the seconds since now, if a person waits."""
     return stopwatch(quiet=args.quiet or not sys.stderr.isatty())
+
+
+def mesh_told_on(args: argparse.Namespace) -> Callable[[RunConfig, Tried | None], None]:
+    """Print each whole plan of a search of meshes as `told_on` does."""
+    told = told_on(args)
+
+    def say(tried: RunConfig, took: Tried | None) -> None:
+        from zerosim.report.fit import mesh_flags
+
+        how = "too much" if took is None else format_bytes(took.peak_bytes)
+        speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
+        told(f"{mesh_flags(tried)}: {how}{speed}")
+
+    return say
+
+
+def clock_of(args: argparse.Namespace) -> Callable[[], None]:
+    """Return a function that raises Stopped when --time-limit is over, from now on. Raises: InputError for a limit of
+    no time."""
+    from zerosim.analysis.mesh_search import Stopped
+
+    limit, began = args.time_limit, time.monotonic()
+    if limit is not None and not limit > 0:
+        raise InputError(f"--time-limit {limit:g}: expected more than 0 seconds")
+
+    def check_time() -> None:
+        if limit is not None and time.monotonic() - began > limit:
+            raise Stopped
+
+    return check_time
+
+
+def at_any_stage(args: argparse.Namespace, *, any_ranks: bool = False) -> RunConfig:
+    """Build the configuration at the usual ZeRO stage or, if given options exclude it, at the highest that goes with
+    them. Raises: InputError, the usual stage's."""
+    refusal = None
+    for stage in (None, 3, 2, 1, 0):
+        own = {} if stage is None else {"stage": stage}
+        try:
+            return planned_config(argparse.Namespace(**{**vars(args), **own}), any_ranks=any_ranks)
+        except InputError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
 
 
 def leave_found(

@@ -128,7 +128,7 @@ class Page(NamedTuple):
             of = step_interval(config, tried.time, self.cluster)
             lines.append(speed_text(values, "" if of is None else interval_words(of, tried.time.seconds)))
             lines += [text] if (text := implausible(values["mfu"], self.cluster)) else []
-            lines += [text] if (text := self._cost(config, values)) else []
+            lines += [text] if (text := self._cost(tried, values)) else []
             lines += ["Its range overlaps the simplest plan's."] if self._is_no_faster(plan) else []
             beyond = above_published(self.advice.beyond, tried, self.cluster) if plan.kind == "fastest" else ""
             lines += [beyond] if beyond else []
@@ -166,24 +166,24 @@ class Page(NamedTuple):
         assert self.advice.least is not None
         return self._command(self.advice.least.config, "")
 
-    def _cost(self, config: RunConfig, values: dict[str, Any]) -> str:
-        """Return the hours and the price of the tokens to train on, or the price of a million."""
+    def _cost(self, tried: Tried, values: dict[str, Any]) -> str:
+        """Return the hours and the price of the tokens to train on, or the price of a billion."""
         tokens, each, currency = self.price
-        per_s, ranks = values["tokens_per_s"], config.mesh.ranks
-        of_hours = None if each is None else each * ranks / 3600
+        if tokens is None and each is None:
+            return ""
+        costs = self._costs(tried, values, tokens or 1e9)
+        paid = f" cost {_money(costs['cost'], currency)}" if each is not None else ""
         if tokens is None:
-            if of_hours is None:
-                return ""
-            return f"A billion tokens cost {_money(1e9 / per_s * of_hours, currency)}."
-        seconds = tokens / per_s
-        text = f"{format_count(int(tokens))} tokens take {_hours(seconds)}, {three_figures(seconds * ranks / 3600)} "
-        text += "GPU-hours"
-        return f"{text}, and cost {_money(seconds * of_hours, currency)}." if of_hours is not None else f"{text}."
+            return f"A billion tokens{paid}."
+        took = f"{format_count(int(tokens))} tokens take {_hours(costs['hours'])}, "
+        return f"{took}{three_figures(costs['gpu_hours'])} GPU-hours{', and' * bool(paid)}{paid}."
 
     def _nothing(self, about: str) -> list[Any]:
         least, fixes = self.advice.least, self.advice.fixes
         assert least is not None
         short = verdict(least.config, self.limit, least.peak_bytes)
+        if least.taken_bytes <= self.limit.nbytes:
+            short += " But PyTorch's caching allocator leaves gaps, and is refused."
         found: list[Any] = [
             Stack(prose("Nothing fits.", "bold red"), prose(f"{about}. {mesh_flags(least.config)} takes the least."),
                   prose(short), close=True)
@@ -232,7 +232,7 @@ class Page(NamedTuple):
                 "reserve_bytes": tried.reserve_bytes,
                 "certainty": None if sure is None else sure.to_dict(),
                 "time": values,
-                **self._costs(tried, values),
+                **self._costs(tried, values, self.price.tokens),
                 "relief": relief and {"flags": relief[1], "price": relief[2], "peak_bytes": relief[0].peak_bytes},
                 "command": self._command(tried.config, launch),
                 "config": tried.config.to_dict(),
@@ -247,14 +247,13 @@ class Page(NamedTuple):
             "ended": self.advice.ended,
         }
 
-    def _costs(self, tried: Tried, values: dict[str, Any] | None) -> dict[str, Any]:
-        tokens, each, currency = self.price
-        if tokens is None or values is None:
-            return {"hours": None, "gpu_hours": None, "cost": None, "currency": currency or None}
-        hours = tokens / values["tokens_per_s"] / 3600
-        gpu_hours = hours * tried.config.mesh.ranks
-        cost = None if each is None else gpu_hours * each
-        return {"hours": hours, "gpu_hours": gpu_hours, "cost": cost, "currency": currency or None}
+    def _costs(self, tried: Tried, values: dict[str, Any] | None, tokens: float | None) -> dict[str, Any]:
+        """Return the hours of so many tokens, and their cost; None for what is unknown."""
+        each = self.price.per_gpu_hour
+        hours = None if tokens is None or values is None else tokens / values["tokens_per_s"] / 3600
+        gpu_hours = None if hours is None else hours * tried.config.mesh.ranks
+        cost = None if each is None or gpu_hours is None else gpu_hours * each
+        return {"hours": hours, "gpu_hours": gpu_hours, "cost": cost, "currency": self.price.currency or None}
 
 
 def launch_of(plan: Proposed) -> Launch | str:
@@ -282,6 +281,5 @@ def _money(amount: float, currency: str) -> str:
     return f"{three_figures(amount)} {currency}".strip()
 
 
-def _hours(seconds: float) -> str:
-    hours = seconds / 3600
+def _hours(hours: float) -> str:
     return f"{three_figures(hours / 24)} days" if hours >= 48 else f"{three_figures(hours)} hours"

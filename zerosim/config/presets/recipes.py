@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from zerosim.config.presets.recipe_rows import ROWS, TRANSFORMER_ENGINE, WITHOUT_IT
@@ -15,6 +16,10 @@ from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp1", "fsdp2", "megatron")
 PYTORCHS = ("ddp", "fsdp1", "fsdp2")
+FUSED_LOSS: Mapping[str, str] = MappingProxyType(
+    {"megatron": "megatron-fused", **dict.fromkeys((*PYTORCHS, "deepspeed", "hf-deepspeed"), "liger")}
+)
+"""By recipe the loss that its users switch on to hold less of the logits: Megatron-LM's own, or Liger's in PyTorch."""
 USUAL = "usual"
 """In place of a name: the recipe that people run at this ZeRO stage (`usual_recipe`)."""
 
