@@ -50,6 +50,12 @@ NOT_DRAWN = (
         "adapters",
         "sample",
         "sample_tokens",
+        "save_state",
+        "save_every",
+        "save_as",
+        "save_keep",
+        "resume",
+        "mtbf",
     ),
     *(
         "decoder_seq_length",
@@ -67,8 +73,9 @@ NOT_DRAWN = (
     ),
     *("ep", "etp", *EXPERT_SIZES, *ExpertsConfig.options()),
 )
-"""Other machines, files, text, what `crosses.of_family` gives, numbers on which no byte depends, an option for larger
-models (`optim/test_paging.py`), and experts, which `parallel/test_expert_parallel.py` draws."""
+"""Other machines, files, checkpoints (`state/test_resume.py`), text, what `crosses.of_family` gives, numbers on which
+no byte depends, an option for larger models (`optim/test_paging.py`), and experts, which
+`parallel/test_expert_parallel.py` draws."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),

@@ -30,7 +30,7 @@ CALLED = tuple(row for capability in CAPABILITIES for row in capability.words)
 LACKING = tuple(row for capability in CAPABILITIES for row in capability.lacking)
 """Names; the feature that is not modelled; the nearest feature."""
 WITHOUT_EFFECT = (
-    "output_dir overwrite_output_dir save_steps save_strategy save_interval save_total_limit load checkpoint.*",
+    "output_dir overwrite_output_dir save_strategy checkpoint.*",
     "logging_steps logging_dir logging_strategy log_interval log_level report_to run_name wandb* metrics.* debug.*",
     "eval_* evaluation_strategy validation.* profiling.* steps_per_print wall_clock_breakdown",
     "dataset dataset_* data_path data_impl dataloader_* split tokenizer* template do_train",

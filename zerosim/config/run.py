@@ -1,4 +1,4 @@
-"""A run's configuration: one frozen, validated value of sixteen parts, each resolved when it is built (`layers.py`).
+"""A run's configuration: one frozen, validated value of seventeen parts, each resolved when it is built (`layers.py`).
 
 Every field of a part (`parts/`) is a keyword of `RunConfig(...)`, a flag of `zerosim run` (micro_batch is
 --micro-batch) and a key of a scenario file. Imports nothing heavy, so that `--help` and bad input answer at once.
@@ -24,7 +24,10 @@ from zerosim.placement.stages import Chunks
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """A plan's defaults where a run has others: Megatron's kernels, one row, one call per unit and collective."""
-WITH_VALUES = "capacity parallel backend world ranks_per_process data tokens weights tokenizer sample sample_tokens"
+WITH_VALUES = (
+    "capacity parallel backend world ranks_per_process data tokens weights tokenizer sample sample_tokens save_state "
+    "save_every save_keep resume"
+)
 """Flags that a plan leaves out: files, a sample, threads. A plan's --capacity is its device's."""
 
 

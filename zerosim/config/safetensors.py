@@ -34,7 +34,8 @@ _SIZES: Mapping[str, int] = MappingProxyType(
 )
 """Bytes of an element, by dtype."""
 _FLOATS: Mapping[str, str] = MappingProxyType({"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"})
-"""The dtypes that are read, as NumPy has them; bf16 as the upper half of fp32."""
+"""The dtypes of weights that are read, as NumPy has them; bf16 as the upper half of fp32."""
+_READ: Mapping[str, str] = MappingProxyType({**_FLOATS, "U8": "u1", "I32": "<i4", "I64": "<i8"})
 
 
 class Stored(NamedTuple):
@@ -64,7 +65,9 @@ class Stored(NamedTuple):
 
         Raises: InputError for a file that has changed since its header was read.
         """
-        dtype = np.dtype(_FLOATS[self.dtype])
+        if self.dtype not in _READ:
+            raise self.fail(f"is {self.dtype}: expected {', '.join(_READ)}")
+        dtype = np.dtype(_READ[self.dtype])
         is_whole, last = first == 0 and last is None, self.numel if last is None else min(last, self.numel)
         values = np.empty(last - first, dtype)
         with open_file(self.path) as file:
@@ -146,7 +149,15 @@ def _fail(path: str, name: str, text: str) -> InputError:
 
 # -- writing ----------------------------------------------------------------------------------------------
 WRITTEN: Mapping[str, str] = MappingProxyType(
-    {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+    {
+        "float64": "F64",
+        "float32": "F32",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "uint8": "U8",
+        "int32": "I32",
+        "int64": "I64",
+    }
 )
 """The dtype of arrays that are written, by NumPy's name."""
 
@@ -178,3 +189,4 @@ def write_tensors(file: BinaryIO, tensors: Iterable[Planned]) -> None:
         values = np.ascontiguousarray(one.values())
         little = values.view(f"u{values.itemsize}").astype(f"<u{values.itemsize}", copy=False)
         file.write(little.reshape(-1).view(np.uint8).data)
+        del values, little  # before the next one is computed

@@ -57,6 +57,7 @@ class Phase(StrEnum):
     CURVATURE_BACKWARD = "curvature_backward"
     CURVATURE = "curvature"
     EVALUATE = "evaluate"
+    SAVE = "save"
 
 
 class Switch:

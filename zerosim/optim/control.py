@@ -33,10 +33,8 @@ class StepControl:
         clip_norm: float | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
-        self.schedule = schedule
-        self.scaler = scaler
-        self.clip_norm = clip_norm
-        self.skip_nonfinite = skip_nonfinite
+        self.schedule, self.scaler = schedule, scaler
+        self.clip_norm, self.skip_nonfinite = clip_norm, skip_nonfinite
         self.updates = 0
         self.reports: list[StepReport] = []
 

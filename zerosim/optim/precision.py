@@ -41,14 +41,9 @@ class LossScaler:
         hysteresis: int = 2,
         minimum: float = 1.0,
     ) -> None:
-        self.scale = float(scale)
-        self.dynamic = dynamic
-        self.window = window
-        self.hysteresis = hysteresis
-        self.minimum = minimum
-        self._left = hysteresis
-        self._step = 0
-        self._last_overflow = -1
+        self.scale, self.dynamic, self.minimum = float(scale), dynamic, minimum
+        self.window, self.hysteresis = window, hysteresis
+        self.left, self.attempts, self.last_overflow = hysteresis, 0, -1
 
     def update(self, overflow: bool) -> None:
         """Update the scale after one attempted step.
@@ -60,24 +55,24 @@ class LossScaler:
                 self._shrink()
             else:
                 self._grow()
-        self._step += 1
+        self.attempts += 1
 
     def _shrink(self) -> None:
-        self._last_overflow = self._step
-        if self._left > 1:
-            self._left -= 1
+        self.last_overflow = self.attempts
+        if self.left > 1:
+            self.left -= 1
         elif self.scale <= self.minimum:
             raise LossScaleExhausted(
-                f"step {self._step}: gradients overflow at the smallest loss scale, {self.minimum:g}: "
+                f"step {self.attempts}: gradients overflow at the smallest loss scale, {self.minimum:g}: "
                 "the training diverged; lower the learning rate, clip the gradients or use bf16"
             )
         else:
             self.scale = max(self.scale / 2, self.minimum)
 
     def _grow(self) -> None:
-        clean = self._step - self._last_overflow - 1
+        clean = self.attempts - self.last_overflow - 1
         if clean > 0 and clean % self.window == 0:
-            self._left = self.hysteresis
+            self.left = self.hysteresis
             self.scale *= 2
 
 

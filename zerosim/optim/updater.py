@@ -15,6 +15,7 @@ from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArr
 from zerosim.optim.rounding import Lost, Rounding
 from zerosim.optim.temporaries import Temporaries
 from zerosim.placement.memories import NVME
+from zerosim.placement.partition import Slice
 from zerosim.tensor.flat import Flat, in_turn
 
 
@@ -41,16 +42,11 @@ class Updater:
         lazy: bool = False,
         rounding: Rounding | None = None,
     ) -> None:
-        self.optimizer = optimizer
-        self.control = control
+        self.optimizer, self.control = optimizer, control
         self.upcasts: dict[str, Buffer] = {}  # fp32 gradients that outlive their step, by flat
-        self.decay = decay
-        self.sub_group = sub_group
-        self.cpu_steps = cpu_steps
+        self.decay, self.sub_group, self.cpu_steps = decay, sub_group, cpu_steps
         self.temporaries = temporaries or Temporaries(optimizer)
-        self.lazy = lazy
-        self.rounding = rounding
-        self.lost = Lost()
+        self.lazy, self.rounding, self.lost = lazy, rounding, Lost()
 
     def decide(self, scaled_norm: float) -> float | None:
         """Decide as `StepControl.decide`, with the same errors."""
@@ -58,7 +54,7 @@ class Updater:
 
     def allocate(self, flat: Flat) -> None:
         """Allocate the local slice's states, unless lazy, and its master for half types, zeroed, to the end."""
-        arrays = [] if self.lazy or flat.held.is_idle else self._arrays(flat)
+        arrays = [] if self.lazy or flat.held.is_idle else self.arrays(flat)
         if self.rounding is None and (flat.dtype.is_half or self.cpu_steps):
             arrays.append(StateArray("master", flat.own.size, self.stored(flat), flat.own_padding))
         flat.states = self._zeroed(flat, arrays)
@@ -69,12 +65,13 @@ class Updater:
         for flat in in_turn(flats):
             if self.lazy and not flat.states and not flat.held.is_idle:
                 with flat.device.scope(unit=flat.spec.module):
-                    flat.states = self._zeroed(flat, self._arrays(flat))
+                    flat.states = self._zeroed(flat, self.arrays(flat))
 
-    def _arrays(self, flat: Flat) -> list[StateArray]:
-        """Return the local slice's states, without the master."""
-        rounding = [] if self.rounding is None else self.rounding.arrays(flat.own.size, flat.own_padding)
-        return [*self.optimizer.arrays(flat.spec, flat.own, self.stored(flat)), *rounding]
+    def arrays(self, flat: Flat, part: Slice | None = None) -> list[StateArray]:
+        """Return the states of a slice of a trained buffer, the local one by default, without the master."""
+        part = flat.own if part is None else part
+        rounding = [] if self.rounding is None else self.rounding.arrays(part.size, flat.spec.padding(part))
+        return [*self.optimizer.arrays(flat.spec, part, self.stored(flat)), *rounding]
 
     def stored(self, flat: Flat) -> DType:
         """Return the states' format: fp32 beside masters, the weights' own format without."""

@@ -31,9 +31,7 @@ class Strategy:
     averages = "after"  # when replicas average their shards: "each" microbatch or "beside" it, "last" or "after" it
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
-        self.comm = comm
-        self.device = device
-        self.updater = updater
+        self.comm, self.device, self.updater = comm, device, updater
         self.timetable = Timetable()
 
     @property

@@ -60,6 +60,19 @@ class Delayed(OffloadedStep):
         self._last_slot = max((use.action.slot for use in uses), default=0)
         return self._flats[::-1], self._scale  # in the order in which backward will free the buffers
 
+    def waiting(self, flat: Flat) -> Buffer | None:
+        held = zip(self._flats, self._grads, strict=True) if self._scale is not None else ()
+        return next((grad for one, grad in held if one.name == flat.name), None)
+
+    @property
+    def held(self) -> tuple[int, float | None]:
+        """The steps that were decided, and the factor of the gradients that wait; None: none wait."""
+        return self._steps, self._scale
+
+    def resume(self, steps: int, scale: float | None, flats: Sequence[Flat], grads: Sequence[Buffer | None]) -> None:
+        """Go on after so many decided steps, the last of which left these gradients for the next one's update."""
+        self._steps, self._scale, self._flats, self._grads = steps, scale, flats, list(grads)
+
     def store(self, flat: Flat) -> None:
         if self._scale is None:  # this step's own update
             super().store(flat)

@@ -36,6 +36,8 @@ class Slices:
 
     partition: ClassVar[Partition] = EvenSlices()
     states: Mapping[str, Row] = MappingProxyType({})  # what it stores for each trained flat beside the model states
+    keeps: Mapping[str, str] = MappingProxyType({})  # of `states`: each "rank"'s own, a "slice" of one, or "packed"
+    kept: Mapping[tuple[str, str], Buffer] = MappingProxyType({})  # `states` by state and flat
     joins = True  # several flats share one call
     sent_dtype: ClassVar[DType | None] = None  # of gradients that are sent as backward computes them
 

@@ -89,6 +89,10 @@ class Step:
         """Begin a step. Return the flats to update with gradients that were held back, and their factor."""
         return None
 
+    def waiting(self, flat: Flat) -> Buffer | None:
+        """Return a flat's gradient that is held back for a later update; None: there is none."""
+        return None
+
     def renew(self, flats: Sequence[Flat], publish: Callable[[Flat], None]) -> None:
         """Replace parameters by new ones that wait, and `publish` them. Called when backward has ended."""
 

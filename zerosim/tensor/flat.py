@@ -119,13 +119,15 @@ class Flat(GradAccumulator):
         """Free the whole buffer; the local slice stays."""
         self.param = None
 
-    def write(self, index: int, values: Any, *, exact_master: bool) -> None:
+    def write(self, index: int, values: Any, *, exact_master: bool, coded: bool = False) -> None:
         """Store a parameter's values (host array) in this rank's part of it.
 
-        The master is a copy of the rounded weight or, with `exact_master`, of the given value.
+        The master is a copy of the rounded weight or, with `exact_master`, of the given value. `coded`: bytes already.
         """
         backend = self.device.backend
-        values = values.reshape(-1) if self.format is None else encoded(backend, self.value_dtype, self.format, values)
+        if self.format is not None and not coded:
+            values = encoded(backend, self.value_dtype, self.format, values)
+        values = values.reshape(-1)
         if self.scales is not None:
             own = self.scales[beside(self.spec, index)]
             backend.from_host(values[: own.numel], own.array)

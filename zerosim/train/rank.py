@@ -15,6 +15,7 @@ from zerosim.optim.optimizer import Optimizer
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Pipeline, Schedule
 from zerosim.parallel.stage import Stage
+from zerosim.state.saver import NONE, Checkpoints
 from zerosim.tensor.flat import Flat
 from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, Whole, build_rank, place_rank
@@ -33,13 +34,16 @@ Opened = Callable[[Context, Model, Strategy], None]
 class Inputs:
     """Inputs that are read before ranks start.
 
+    steps           of the whole run
     micro_batches   a function of (ctx, model, step): one rank's host arrays (B, T + 1) of one step
     write           a function that writes the initial weights into a tensor-parallel member's share of a flat
+    checkpoints     the saved step that the run goes on from, and the steps that it saves
     """
 
     steps: int
     micro_batches: Callable[[Context, Model, int], Sequence[Any]]
     write: Callable[[Flat, Group], None]
+    checkpoints: Checkpoints = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,18 @@ def train_rank(
     if opened is not None:
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write, loaded(ctx, config, model))
+    saver = inputs.checkpoints.begin(ctx.comm, strategy, model)
     losses: list[float] = []
-    batches = (inputs.micro_batches(ctx, model, step) for step in range(inputs.steps))
-    for micro_losses in engine.train(model, batches, strategy, ctx.device, pipeline=pipeline):
-        if not micro_losses:  # losses arise on the last pipeline stage
-            continue
-        losses.append(sum(micro_losses) / len(micro_losses))
-        if progress is not None:
-            progress(ctx.rank, len(losses) - 1, losses[-1])
+    first = inputs.checkpoints.first
+    batches = (inputs.micro_batches(ctx, model, step) for step in range(first, inputs.steps))
+    steps = engine.train(model, batches, strategy, ctx.device, first, pipeline)
+    for done, micro_losses in enumerate(steps, first + 1):
+        if micro_losses:  # losses arise on the last pipeline stage
+            losses.append(sum(micro_losses) / len(micro_losses))
+            if progress is not None:
+                progress(ctx.rank, done - 1, losses[-1])
+        saver.after(done)
+    saver.settle()
     if isinstance(strategy, Stage):
         strategy.finish(inputs.steps)
-    return Trained(model, strategy, pipeline, losses, updater.control.reports)
+    return Trained(model, strategy, pipeline, losses, updater.control.reports[first:])

@@ -7,6 +7,7 @@ on the host, as when a sharded checkpoint is consolidated. That is no traffic of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -48,6 +49,7 @@ from zerosim.train.masked import mask_tokens
 from zerosim.train.offload import check_folder, folder_of
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
+from zerosim.train.saving import with_checkpoints
 from zerosim.train.tokens import Tokens, check_ids, tokens_of
 from zerosim.train.work import check_run
 from zerosim.train.world import world_of
@@ -113,7 +115,8 @@ def run(
         return launch(program, world_of(config, keep_events=keep_events, folder=folder), readers)
 
     where, writes = folder_of(config)
-    outcomes = in_run_folder(where, launched, writes=writes)
+    with experiment.holds_folder(is_first=session is None or session.process == 0):
+        outcomes = in_run_folder(where, launched, writes=writes)
     counted = list(ledgers.values())
     if session is not None:
         counted, outcomes = of_all_processes(session, counted, outcomes)
@@ -162,12 +165,19 @@ class Experiment:
         self._tokens = tokens_of(config.data.tokenizer)
         self._prompt = _read_prompt(config, self._tokens)
         self._inputs, self._biases = _read_inputs(config, self.model, self._tokens)
+        self._folder, self._inputs = with_checkpoints(config, self.model, self._inputs, optimizer)
         check_room_for(config, self.model)
 
     @property
     def steps(self) -> int:
         """The number of steps: given, or as many as the tokens hold."""
         return self._inputs.steps
+
+    def holds_folder(self, *, is_first: bool = True) -> AbstractContextManager[None]:
+        """Hold the folder that the run saves in, if there is one, on the first of its processes."""
+        return (
+            nullcontext() if self._folder is None or not is_first else self._folder.held(self._inputs.checkpoints.first)
+        )
 
     def train_rank(
         self, ctx: Context, *, progress: Progress | None = None, opened: Opened | None = None

@@ -29,6 +29,7 @@ class DGC(Encoded):
         super().__init__(gathers, TopK(ratio))
         self.momentum, self.warmup, self.ratio = momentum, warmup, ratio
         self.states = {"momentum": Row(Whole()), "residual": Row(Whole())}
+        self.keeps = dict.fromkeys(self.states, "rank")
 
     def codec_now(self, flat: Flat) -> Codec:
         return TopK(ratio_at(flat.device.where.step, self.ratio, self.warmup))

@@ -47,7 +47,7 @@ class Encoded(Slices):
         super().__init__(gathers)
         self.codec = codec
         if codec.has_residual:
-            self.states = {"residual": Row(Whole())}
+            self.states, self.keeps = {"residual": Row(Whole())}, {"residual": "rank"}
         self.kept: dict[tuple[str, str], Buffer] = {}  # by state and flat
 
     def place(self, flat: Flat, state: str) -> None:

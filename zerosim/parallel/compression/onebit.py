@@ -37,6 +37,7 @@ class OneBitAdam(AllReduce):
         super().__init__(gathers)
         self.beta1, self.warmup, self.codec = beta1, warmup, SIGNS
         self.states = {"worker_error": Row(Whole()), "server_error": Row(Whole())}
+        self.keeps = {"worker_error": "rank", "server_error": "slice"}
         self.kept: dict[tuple[str, str], Buffer] = {}
 
     def place(self, flat: Flat, state: str) -> None:

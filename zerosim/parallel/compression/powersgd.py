@@ -75,6 +75,7 @@ class PowerSGD(AllReduce):
         super().__init__(gathers)
         self.rank, self.warmup, self.seed = rank, warmup, seed
         self.states = {"residual": Row(Whole()), "q": Row(Whole())}
+        self.keeps = {"residual": "rank", "q": "packed"}
         self.kept: dict[tuple[str, str], Buffer] = {}
 
     def place(self, flat: Flat, state: str) -> None:

@@ -1,0 +1,80 @@
+"""Checkpoints of a run: the saved step that it goes on from, when it saves, and what the manifest says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from zerosim.config import OPTIONS, RunConfig
+from zerosim.errors import wrong
+from zerosim.models.model import Model
+from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.states import by_weight
+from zerosim.placement.partition import Slice
+from zerosim.state.checkpoint import Checkpoint
+from zerosim.state.folder import StateFolder, newest
+from zerosim.state.resume import check, writer
+from zerosim.state.saver import Checkpoints, Saving
+from zerosim.train.build_updater import build_updater
+from zerosim.train.rank import Inputs
+
+NOT_SAVED = ("save_state", "resume", "weights", "adapters", "backend", "world", "ranks_per_process")
+"""Options of one run alone, which a run that goes on does not take from it."""
+
+
+def with_checkpoints(
+    config: RunConfig, model: Model, inputs: Inputs, optimizer: Optimizer | None
+) -> tuple[StateFolder | None, Inputs]:
+    """Return the folder in which a run saves, and its inputs: those of the saved step that it goes on from.
+
+    Raises: InputError if that is not of this run.
+    """
+    saving, start = config.saving, None
+    if saving.resume is not None:
+        start = _opened(saving.resume, config, model, inputs.steps, optimizer)
+        inputs = replace(inputs, write=writer(start), checkpoints=Checkpoints(start))
+    if saving.folder is None:
+        return None, inputs
+    folder = StateFolder(saving.folder, saving.keep)
+    return folder, replace(inputs, checkpoints=Checkpoints(start, saving_of(config, inputs.steps, folder)))
+
+
+def _opened(path: str, config: RunConfig, model: Model, steps: int, optimizer: Optimizer | None) -> Checkpoint:
+    """Open the newest whole step. Raises: InputError if it is of another model or optimizer, or has no step left."""
+    folder, _ = newest(path)
+    checkpoint, updater = Checkpoint(folder), build_updater(config, steps, optimizer=optimizer)
+    if checkpoint.step >= steps:
+        raise wrong("steps", f" {steps}: {folder} has done {checkpoint.step}; pass more, in all", beside="resume")
+    states = {
+        mine.weight.name: set(places)
+        for flat in model.flats
+        if flat.spec.is_trained
+        for whole in [Slice(0, flat.numel, flat.numel)]
+        for mine, places in by_weight(updater.arrays(flat, whole), flat.spec, whole)
+    }
+    balance = model.group.balance
+    routers = {} if balance is None else {name: (len(bias),) for name, bias in balance.biases.items()}
+    check(checkpoint, {**model.shapes(), **routers}, states)
+    return checkpoint
+
+
+def saving_of(config: RunConfig, steps: int, folder: StateFolder | None) -> Saving:
+    """Return how a run of so many steps saves: after every K, and after the last."""
+    every, given = config.saving.every, config.given.items()
+    kept = {name: list(value) if isinstance(value, tuple) else value for name, value in given if name not in NOT_SAVED}
+    return Saving(
+        config.saving.way or "", lambda done: done == steps or bool(every and done % every == 0), kept, folder
+    )
+
+
+def saved_options(path: str, stage: int | None = None) -> Mapping[str, Any]:
+    """Return the options of the run that saved the newest whole step in a folder: those that a ZeRO stage has, its own
+    without one.
+
+    Raises: InputError as `newest`.
+    """
+    folder, _ = newest(path)
+    config = Checkpoint(folder).manifest.config
+    own = config.get("stage", OPTIONS["stage"].default) if stage is None else stage
+    return {name: value for name, value in config.items() if name in OPTIONS and own in OPTIONS[name].stages}
