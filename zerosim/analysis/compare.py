@@ -89,7 +89,7 @@ def check_buffers(of: Compared) -> Check:
 
 def last_whole_step(result: RunResult) -> int | None:
     """Return the last step in which parameters were updated."""
-    whole = [step for step in range(len(result.steps)) if updated_by(result, step) is not None]
+    whole = [step for step in range(result.first_step, result.last_step + 1) if updated_by(result, step) is not None]
     return whole[-1] if whole else None
 
 

@@ -35,7 +35,7 @@ def shown(form: Form, held: Mapping[str, int]) -> Form:
 def passes_of(result: RunResult, step: int) -> int:
     """Return how often forward and backward ran in a step: twice in a step with an estimate of curvature. A failed run
     has no report of its last step."""
-    return 2 if any(report.estimated for report in result.steps[step : step + 1]) else 1
+    return 2 if (report := result.report(step)) is not None and report.estimated else 1
 
 
 def exchanged(placed: Placed, stage: int = 0, among: Collection[str] | None = None) -> list[int]:

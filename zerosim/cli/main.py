@@ -48,6 +48,7 @@ VERBS = {
     "export": "files for other programs: a step in time for Perfetto, buffers for PyTorch's memory_viz",
     "plot": "a picture as PNG or SVG: memory, traffic, time, pipelines, optimizers",
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
+    "state": "look into a checkpoint: who wrote what, whether it is whole, how two differ",
     "zoo": "the models, GPUs and recipes that are known by name",
     "doctor": "this machine's backends, GPUs, MPI and BLAS, and the install command for each missing part",
     "course": "the course's notebooks, scenarios and exercises in a folder of your own; --check runs them",

@@ -151,7 +151,8 @@ def run_config(
     given = {name: value for name, value in vars(args).items() if name in OPTIONS}
     path = args.scenario
     scenario = scenario_values(args, any_ranks=any_ranks) if scenario is None else scenario
-    values = {**(defaults or {}), **scenario, **given}
+    saved = saved_values({**scenario, **given})
+    values = {**(defaults or {}), **saved, **scenario, **given}
     build = partial(RunConfig.from_dict, source=f"scenario {path}")
     try:
         return _on_few_ranks(values, build) if any_ranks and "ranks" not in values else build(values)
@@ -163,7 +164,21 @@ def run_config(
             where = f" ({flag_of(error.beside)} was given)" if error.beside in given else ""
             key = f"scenario {path}" if (read := reading_of(args)) is None else f"{path}: {read.sources[error.field]}"
             raise InputError(f"{key}: {error}{where}", field=error.field) from None
+        if error.field in saved:
+            flag = flag_of(error.field)
+            why = f"--resume {values['resume']}: {error} ({flag} is the checkpoint's; pass another one)"
+            raise InputError(why, field=error.field) from None
         raise
+
+
+def saved_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of the run that saved the checkpoint which `given` goes on from; none without one. Raises:
+    InputError for a folder without one."""
+    if (path := given.get("resume")) is None:
+        return {}
+    from zerosim.state.folder import saved_options
+
+    return saved_options(path, given.get("stage"))
 
 
 def _on_few_ranks(values: Mapping[str, Any], build: Callable[[Mapping[str, Any]], RunConfig]) -> RunConfig:

@@ -53,6 +53,8 @@ def main(args: argparse.Namespace) -> int:
             why = "NumPy has no memory pool to compare with; pass --backend cuda"
             raise InputError(f"--verify-memory: {why}")
         stream = human_stream(args)
+        if not args.quiet and is_first:
+            _tell_start(args, config)
         result = train(config, stream, quiet=args.quiet)
         from zerosim.models.adapters import adapters_of, merged
         from zerosim.report.pools import pools_agree, pools_table
@@ -77,6 +79,14 @@ def main(args: argparse.Namespace) -> int:
         print(file=stream)
         show(args, pools_table(result))
         return 0 if pools_agree(result) else DIFFERENCE
+
+
+def _tell_start(args: argparse.Namespace, config: RunConfig) -> None:
+    """Say which saved step a run goes on from, and what is not the same there."""
+    from zerosim.report.state import start_text
+
+    if (text := start_text(config)) is not None:
+        show(args, text)
 
 
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:

@@ -210,7 +210,7 @@ def result_html(result: RunResult) -> str:
 def _figures(result: RunResult, rank: int) -> tuple[int, tuple[int, ...], tuple[tuple[str, int], ...]]:
     """Return a rank's row: bytes sent, model states and peak. Two ranks with the same need one."""
     memory = result.memory[rank]
-    sent, states = result.sent_bytes(rank, len(result.steps) - 1) if result.steps else 0, memory.model_states()
+    sent, states = result.sent_bytes(rank, result.last_step) if result.steps else 0, memory.model_states()
     return sent, tuple(states[kind] for kind in _STATES), tuple(sorted(memory.peak.by_kind.items()))
 
 

@@ -17,7 +17,7 @@ from zerosim.analysis.cost import cost_of
 from zerosim.analysis.facts import frozen_of, is_by_pairs, is_owned
 from zerosim.analysis.formulas.letters import LETTERS
 from zerosim.analysis.shares import extra_of
-from zerosim.analysis.weights import exchanged
+from zerosim.analysis.weights import exchanged, passes_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.placement.axes import what_for
@@ -144,7 +144,7 @@ def control(result: RunResult, sent: Sequence[int]) -> str:
 
 def curvature_note(result: RunResult, step: int) -> str | None:
     """Return the traffic in this step that most steps do not have."""
-    if not result.steps[step].estimated:
+    if passes_of(result, step) == 1:
         return None
     every = PRESETS[result.config.optim.optimizer].estimates_every
     what = f"Every {every}th step" if every else "Such a step"  # of a custom optimizer nothing is known here

@@ -22,6 +22,7 @@ from zerosim.analysis.expect.closed_forms import active_of, parameters_of
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_owned
 from zerosim.analysis.forms import divided, forms, of
 from zerosim.analysis.shares import Placed, alike_stages
+from zerosim.analysis.weights import passes_of
 from zerosim.config import RunConfig
 from zerosim.placement.axes import place_of
 from zerosim.placement.mesh import DATA, EXPERT_CUTS, SHARES
@@ -144,7 +145,7 @@ def learned(result: RunResult) -> str:
 
 def scaled(result: RunResult) -> str | None:
     """Return loss scale and skipped steps; None if neither occurs."""
-    skipped = [step for step, report in enumerate(result.steps) if report.skipped]
+    skipped = [step for step, report in enumerate(result.steps, result.first_step) if report.skipped]
     scales = [report.loss_scale for report in result.steps]
     if not skipped and scales[0] == scales[-1] == 1.0:
         return None
@@ -198,8 +199,8 @@ def traffic_title(result: RunResult) -> str:
     step = last_whole_step(result)
     if step is None:
         return "Traffic: every step was skipped, so there is no complete step to show"
-    last = "the last" if step == len(result.steps) - 1 else "the last that was not skipped"
-    with_it = ", with the estimate of curvature after it" if result.steps[step].estimated else ""
+    last = "the last" if step == result.last_step else "the last that was not skipped"
+    with_it = ", with the estimate of curvature after it" if passes_of(result, step) > 1 else ""
     return f"Bytes sent per rank in step {step}, {last}{with_it}"
 
 

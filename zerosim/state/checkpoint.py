@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,27 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The whole shape of each weight."""
         return {run.weight: run.shape for runs in self._runs.values() for run, _ in runs if run.follows != "packed"}
+
+    @property
+    def names(self) -> Collection[tuple[str, str]]:
+        """Each weight with each of its states."""
+        return self._runs.keys()
+
+    def follows(self, weight: str, state: str) -> str:
+        """Return what a state has a number for (`Run.follows`)."""
+        return self._runs[weight, state][0][0].follows
+
+    def pieces(self, weight: str, state: str) -> list[tuple[Cuts, int]]:
+        """Return the pieces of a weight's state: their cuts, and their numbers."""
+        stops = dict[Cuts, int]()
+        for run, _ in self._runs[weight, state]:
+            stops[run.cuts] = max(stops.get(run.cuts, 0), run.stop)
+        return sorted(stops.items(), key=lambda one: [piece for _, piece in one[0]])
+
+    def alike(self, weight: str, state: str, cuts: Cuts, stop: int) -> Any:
+        """Return the numbers of a piece; of ranks that have some of their own, those of the first."""
+        found = [one for one in self._runs[weight, state] if one[0].cuts == cuts]
+        return self._range([one for one in found if one[0].rank == found[0][0].rank], 0, stop)
 
     def is_of(self, run: Run) -> bool:
         """Return whether a rank with this run wrote it: the mesh is the same there."""

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from zerosim.config import OPTIONS
 from zerosim.errors import InputError, OutputError, wrong
 from zerosim.state.manifest import MANIFEST, Entry, Manifest, checksum, damage, read_manifest
 
@@ -62,6 +63,19 @@ def newest(path: str) -> tuple[Path, str]:
         raise InputError(f"resume {path}: no saved step is whole: {first}")
     what = "has no saved step" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
     raise wrong("resume", f" {path}: {what}; expected a folder that --save-state wrote")
+
+
+def saved_options(path: str, stage: int | None = None) -> dict[str, Any]:
+    """Return the options of the run that saved the newest whole step in a folder: those that a ZeRO stage has, its own
+    without one.
+
+    Raises: InputError as `newest`.
+    """
+    folder, _ = newest(path)
+    config = read_manifest(folder).config
+    own = config.get("stage", OPTIONS["stage"].default) if stage is None else stage
+    known = {name: value for name, value in config.items() if name in OPTIONS and own in OPTIONS[name].stages}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
 
 
 class StateFolder:

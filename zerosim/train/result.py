@@ -68,6 +68,7 @@ class RunResult:
     time               of a plan on a cluster: the time of a step there (`ledger/clock.py`; `delayed.timed_step`)
     extended_from      of a plan: the numbers of microbatches of the two runs from which all figures were extended
     node_ranks         how many neighbouring ranks share a node
+    first_step         the first step of this run: others were done by the run that it goes on with
     routed             choices of experts in a run, dropped ones, and by block how often each expert was chosen
 
     On shapes alone there are no losses, norms and weights, and one of each group of identical ranks ran:
@@ -96,6 +97,16 @@ class RunResult:
     stuck_moments: Sequence[Fraction] = ()
     node_ranks: int = 1
     routed: Routed = NOTHING_ROUTED
+    first_step: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last step."""
+        return self.first_step + len(self.steps) - 1
+
+    def report(self, step: int) -> StepReport | None:
+        """Return a step's decisions; None for a step of an earlier run, or one that failed."""
+        return self.steps[step - self.first_step] if self.first_step <= step <= self.last_step else None
 
     @property
     def units(self) -> tuple[UnitInfo, ...]:
@@ -148,6 +159,7 @@ class RunResult:
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
             **counts_of(self.config, self.layout),
+            **({"first_step": self.first_step} if self.first_step else {}),
             "losses": [_finite(loss) for loss in self.mean_losses],
             "losses_by_data_rank": [[_finite(loss) for loss in row] for row in self.losses],
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
@@ -186,6 +198,7 @@ def collect(
     stuck_moments: Sequence[Fraction] = (),
     node_ranks: int | None = None,
     routed: Routed = NOTHING_ROUTED,
+    first_step: int = 0,
 ) -> RunResult:
     """Build a result from the counts of the ranks that ran, each for the ranks that it represents."""
     memory = {}
@@ -229,6 +242,7 @@ def collect(
         gpus=gpus,
         lost_updates=lost_updates,
         routed=routed,
+        first_step=first_step,
         stuck_moments=stuck_moments,
         node_ranks=node_ranks or config.mesh.ranks_per_node or config.mesh.ranks,
     )

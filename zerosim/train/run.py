@@ -245,6 +245,7 @@ class Experiment:
             | {name: bias for outcome in outcomes for name, bias in outcome.biases.items()},
             routed=routed_by(outcome.routed for outcome in outcomes),
             sample=outcomes[0].sample,
+            first_step=self._inputs.checkpoints.first,
             keep_events=keep_events,
             lost_updates=self._lost(outcomes, 0),
             stuck_moments=self._lost(outcomes, 1) if self.config.optim.optimizer in SECOND_MOMENTS else (),
@@ -275,7 +276,8 @@ class Experiment:
     def _lost_on(self, rank: int, counts: Mapping[tuple[int, str], Any]) -> list[tuple[int, int]]:
         """Return, by step, the numbers of this rank's lost updates; for weights that several ranks update, the first
         one counts."""
-        mesh, lost = self.layout.mesh, [(0, 0)] * (self.steps if self.config.precision.rounding else 0)
+        first = self._inputs.checkpoints.first
+        mesh, lost = self.layout.mesh, [(0, 0)] * (self.steps - first if self.config.precision.rounding else 0)
         copies = DATA if self.config.parallel.zero_stage == 0 else ("dp_replicate",)
         if mesh.index(rank, *copies):
             return lost
@@ -284,8 +286,10 @@ class Experiment:
             flat = self.layout.flats[name]
             if self.layout.is_counted(stage, name):
                 mine = [2 * at for at, weight in enumerate(flat.weights) if weight.counts(mesh, rank, flat.cut_axes)]
-                weights, moments = (lost[step][which] + sum(int(values[at + which]) for at in mine) for which in (0, 1))
-                lost[step] = weights, moments
+                weights, moments = (
+                    lost[step - first][which] + sum(int(values[at + which]) for at in mine) for which in (0, 1)
+                )
+                lost[step - first] = weights, moments
         return lost
 
     def _lost(self, outcomes: Sequence[RankOutcome], which: int) -> list[Fraction]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from zerosim.config import OPTIONS, RunConfig
+from zerosim.config import RunConfig
 from zerosim.errors import wrong
 from zerosim.models.model import Model
 from zerosim.optim.optimizer import Optimizer
@@ -19,7 +17,10 @@ from zerosim.state.saver import Checkpoints, Saving
 from zerosim.train.build_updater import build_updater
 from zerosim.train.rank import Inputs
 
-NOT_SAVED = ("save_state", "resume", "weights", "adapters", "backend", "world", "ranks_per_process")
+NOT_SAVED = (
+    *("save_state", "save_every", "save_as", "save_keep", "resume", "mtbf"),
+    *("weights", "adapters", "sample", "sample_tokens", "backend", "world", "ranks_per_process"),
+)
 """Options of one run alone, which a run that goes on does not take from it."""
 
 
@@ -66,15 +67,3 @@ def saving_of(config: RunConfig, steps: int, folder: StateFolder | None) -> Savi
     return Saving(
         config.saving.way or "", lambda done: done == steps or bool(every and done % every == 0), kept, folder
     )
-
-
-def saved_options(path: str, stage: int | None = None) -> Mapping[str, Any]:
-    """Return the options of the run that saved the newest whole step in a folder: those that a ZeRO stage has, its own
-    without one.
-
-    Raises: InputError as `newest`.
-    """
-    folder, _ = newest(path)
-    config = Checkpoint(folder).manifest.config
-    own = config.get("stage", OPTIONS["stage"].default) if stage is None else stage
-    return {name: value for name, value in config.items() if name in OPTIONS and own in OPTIONS[name].stages}

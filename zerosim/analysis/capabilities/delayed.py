@@ -36,12 +36,12 @@ def updated_by(result: RunResult, step: int) -> int | None:
     late = result.config.grads.late
     own = step if not late or step < late - 1 else step - 1
     waits = bool(late) and step == late - 1
-    return None if waits or result.steps[own].skipped else own
+    return None if waits or ((report := result.report(own)) is not None and report.skipped) else own
 
 
 def has_late(result: RunResult) -> bool:
     """Return whether a delayed update ran beside the last step's forward and backward."""
-    late, last = result.config.grads.late, len(result.steps) - 1
+    late, last = result.config.grads.late, result.last_step
     return 0 < late <= last and updated_by(result, last) is not None
 
 

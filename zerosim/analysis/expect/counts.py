@@ -98,12 +98,12 @@ def device_bytes(asked: Asked) -> int:
 @quantity("bytes", "model states sent in the last step, by the rank with the most")
 def sent_bytes(asked: Asked) -> int:
     result = asked.result
-    return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks))
+    return max(result.sent_bytes(rank, result.last_step) for rank in range(result.config.mesh.ranks))
 
 
 @quantity("volume", "elements of model states sent in the last step, x N/(N-1), over Ψ")
 def sent_over_psi(asked: Asked) -> Fraction:
-    result, share, last = asked.result, ring_share(asked.config), len(asked.result.steps) - 1
+    result, share, last = asked.result, ring_share(asked.config), asked.result.last_step
     rows = [row for rows in result.traffic for row in rows if row.step == last and row.purpose == "states"]
     elements = sum((Fraction(row.wire_bytes, dtype(row.dtype).itemsize) for row in rows), Fraction(0))
     return elements / asked.config.mesh.ranks / share / result.num_parameters
