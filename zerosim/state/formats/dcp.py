@@ -10,7 +10,7 @@ Source: PyTorch 2.13, torch/distributed/checkpoint/metadata.py, filesystem.py an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,6 +47,13 @@ class Item(NamedTuple):
         return read_archive(self.place.path, self.place.offset, self.place.offset + self.place.length)
 
 
+RowsOf = Callable[[str], tuple[str, str] | None]
+
+
+def _no_rows(_: str) -> None:
+    return None
+
+
 def read_dcp(folder: str, kind: str = "dcp") -> WholeState:
     """Return a distributed checkpoint, its chunks joined.
 
@@ -58,8 +65,10 @@ def read_dcp(folder: str, kind: str = "dcp") -> WholeState:
     return state_of(kind, version, found, tied(found))
 
 
-def read_items(folder: str) -> tuple[dict[tuple[str, ...], Tensor | Item], str]:
+def read_items(folder: str, rows_of: RowsOf = _no_rows) -> tuple[dict[tuple[str, ...], Tensor | Item], str]:
     """Return the items of a distributed checkpoint by the keys that lead to them, and its version.
+
+    `rows_of`: of a name whose first dimension stacks several tensors, their names before and after the number.
 
     Raises: InputError as `read_dcp`.
     """
@@ -75,7 +84,11 @@ def read_items(folder: str) -> tuple[dict[tuple[str, ...], Tensor | Item], str]:
     for name, entry in described.items():
         keys = paths.get(name) if isinstance(paths, dict) else None
         keys = tuple(map(str, keys)) if isinstance(keys, tuple) and keys else (str(name),)
-        items[keys] = _item(str(name), entry, places, folder, path)
+        rows = rows_of(str(name))
+        if rows is not None and not _is_bytes(entry):
+            items |= {(one.name,): one for one in _rows(str(name), rows, entry, places, folder, path)}
+        else:
+            items[keys] = _item(str(name), entry, places, folder, path)
     version = _field(top, "version")
     return items, version if isinstance(version, str) else ""
 
@@ -100,7 +113,7 @@ def _places(stored: Mapping[Any, Any], folder: str, path: str) -> Iterator[tuple
         yield (name, _field(index, "offset")), Place(os.path.join(folder, file), offset, length)
 
 
-def _check_files(places: Any) -> None:
+def _check_files(places: Iterable[Place]) -> None:
     """Check that each file is there, and has the bytes that are named. Raises: InputError."""
     sizes = dict[str, int]()
     for place in places:
@@ -115,32 +128,57 @@ def _check_files(places: Any) -> None:
             )
 
 
+def _is_bytes(entry: Any) -> bool:
+    return isinstance(entry, Object) and entry.name == f"{_CLASSES}.BytesStorageMetadata"
+
+
 def _item(name: str, entry: Any, places: Mapping[tuple[str, Any], Place], folder: str, path: str) -> Tensor | Item:
     """Return a tensor, its chunks found, or an object."""
-    kind = entry.name if isinstance(entry, Object) else ""
-    if kind == f"{_CLASSES}.BytesStorageMetadata":
+    if _is_bytes(entry):
         place = places.get((name, None))
         if place is None:
             raise InputError(f"{path}: {printable(name[:200])!r} is in no file: get the files of all ranks")
         return Item(place)
-    if kind != f"{_CLASSES}.TensorStorageMetadata":
-        raise InputError(f"{path}: {printable(name[:200])!r} is neither a tensor nor an object of a DCP folder")
-    dtype = dtype_of(entry.field("properties"), f"{path}: {printable(name[:200])!r}")
-    boxes = []
+    return from_boxes(name, *_boxes(name, entry, places, path), folder)
+
+
+def _rows(
+    name: str, rows: tuple[str, str], entry: Any, places: Mapping[tuple[str, Any], Place], folder: str, path: str
+) -> Iterator[Tensor]:
+    """Yield the tensors that one stacks along its first dimension."""
+    dtype, size, boxes = _boxes(name, entry, places, path)
+    for row in range(size[0] if size else 0):
+        own = [
+            Box(box.offsets[1:], box.sizes[1:], partial(_row, box, row - box.offsets[0]))
+            for box in boxes
+            if box.sizes and box.offsets[0] <= row < box.offsets[0] + box.sizes[0]
+        ]
+        yield from_boxes(f"{rows[0]}{row}{rows[1]}", dtype, size[1:], own, folder)
+
+
+def _row(box: Box, row: int) -> Any:
+    return box.read()[row]
+
+
+def _boxes(
+    name: str, entry: Any, places: Mapping[tuple[str, Any], Place], path: str
+) -> tuple[str, tuple[int, ...], list[Box]]:
+    """Return a tensor's dtype, size and chunks. Raises: InputError for a chunk that is in no file."""
+    said = f"{path}: {printable(name[:200])!r}"
+    if not isinstance(entry, Object) or entry.name != f"{_CLASSES}.TensorStorageMetadata":
+        raise InputError(f"{said} is neither a tensor nor an object of a DCP folder")
+    size, boxes = entry.field("size"), []
     for chunk in entry.field("chunks") or ():
         offsets, sizes = _field(chunk, "offsets"), _field(chunk, "sizes")
-        if not _is_shape(offsets) or not _is_shape(sizes):
-            raise InputError(f"{path}: {printable(name[:200])!r} has a chunk without offsets and sizes")
-        place = places.get((name, offsets))
-        if place is None:
+        place = places.get((name, offsets)) if _is_shape(offsets) else None
+        if not _is_shape(sizes) or place is None:
             raise InputError(
-                f"{path}: the piece of {printable(name[:200])!r} at {offsets} is in no file: get the files of all ranks"
+                f"{said} has a piece at {printable(str(offsets)[:80])} in no file: get the files of all ranks"
             )
         boxes.append(Box(offsets, sizes, partial(_read_chunk, name, place)))
-    size = entry.field("size")
     if not _is_shape(size):
-        raise InputError(f"{path}: {printable(name[:200])!r} has no size")
-    return from_boxes(name, dtype, size, boxes, folder)
+        raise InputError(f"{said} has no size")
+    return dtype_of(entry.field("properties"), said), size, boxes
 
 
 def _is_shape(value: Any) -> bool:

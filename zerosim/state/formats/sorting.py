@@ -20,7 +20,7 @@ import numpy as np
 from zerosim.state.formats.whole import Tensor, WholeState, described
 
 MODELS = ("model", "module", "state_dict", "model_state_dict", "app", "_model")
-_OPTIMIZER = re.compile(r"optim(izers?)?(_state(_dict)?|_states)?(_\d+)?")
+OPTIMIZER = re.compile(r"optim(izers?)?(_state(_dict)?|_states)?(_\d+)?")
 _COUNTERS = ("global_step", "step", "iteration", "iter", "num_steps")
 _FLOATS = ("float", "bfloat")
 _MAY_BE_TIED = re.compile(r"embed|emb\b|wte|tok|head|output")
@@ -57,7 +57,7 @@ def sort_items(items: Mapping[tuple[str, ...], Any]) -> Sorted:
 
 def _optimizer_at(path: tuple[str, ...]) -> int | None:
     """Return which of the first keys is the optimizer's folder."""
-    return next((at for at, key in enumerate(path[:2]) if len(path) > at + 1 and _OPTIMIZER.fullmatch(key)), None)
+    return next((at for at, key in enumerate(path[:2]) if len(path) > at + 1 and OPTIMIZER.fullmatch(key)), None)
 
 
 def _model_at(path: tuple[str, ...]) -> int:
