@@ -13,6 +13,7 @@ Source: PyTorch 2.13, torch/serialization.py and torch/_utils.py; PKWARE's APPNO
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
-    is_little: bool
+    is_native: bool
 
     @property
     def numel(self) -> int:
@@ -76,7 +77,7 @@ class Stored(NamedTuple):
             raise InputError(
                 f"{self.archive.path}: a tensor has {got:,} of its {values.nbytes:,} bytes: the file is cut short"
             )
-        if not self.is_little and dtype.itemsize > 1:
+        if not self.is_native and dtype.itemsize > 1:
             half = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
             values.view(f"u{half}").byteswap(inplace=True)
         strided = np.lib.stride_tricks.as_strided(values, self.shape, [by * dtype.itemsize for by in self.strides])
@@ -93,10 +94,12 @@ def read_archive(path: str, start: int = 0, stop: int | None = None) -> Any:
     order = archive.read("byteorder")
     if order not in (b"", b"little", b"big"):
         raise InputError(f"{path}: its byteorder is {printable(repr(order[:20]))}: expected little or big")
-    return read_pickle(archive.read("data.pkl"), path, partial(_rebuild, archive, order != b"big"))
+    return read_pickle(
+        archive.read("data.pkl"), path, partial(_rebuild, archive, order in (b"", sys.byteorder.encode()))
+    )
 
 
-def _rebuild(archive: Zip, is_little: bool, name: str, args: tuple[Any, ...]) -> Any:
+def _rebuild(archive: Zip, is_native: bool, name: str, args: tuple[Any, ...]) -> Any:
     """Return the tensor that a call in a pickle makes; NotImplemented for any other call."""
     if name == "torch._tensor._rebuild_from_type_v2":
         function, kind, inner = args[:3]
@@ -105,7 +108,7 @@ def _rebuild(archive: Zip, is_little: bool, name: str, args: tuple[Any, ...]) ->
             Named("torch.nn.parameter.Parameter"),
         ):
             return NotImplemented
-        return _rebuild(archive, is_little, function.name, inner)
+        return _rebuild(archive, is_native, function.name, inner)
     if name not in (
         "torch._utils._rebuild_tensor",
         "torch._utils._rebuild_tensor_v2",
@@ -124,7 +127,7 @@ def _rebuild(archive: Zip, is_little: bool, name: str, args: tuple[Any, ...]) ->
     counts = [offset, *shape, *strides]
     if len(shape) > _MOST_DIMS or len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in counts):
         raise BadPickle("it has a tensor whose sizes are no whole numbers")
-    stored = Stored(archive, record, dtype, tuple(shape), tuple(strides), offset, is_little)
+    stored = Stored(archive, record, dtype, tuple(shape), tuple(strides), offset, is_native)
     needed = (offset + stored.span) * host_dtype(dtype).itemsize if stored.numel else 0
     if needed > record.nbytes:
         raise BadPickle(

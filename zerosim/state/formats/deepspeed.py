@@ -117,8 +117,8 @@ def files_of(folder: str, pattern: re.Pattern[str]) -> dict[int, str]:
     found, mp = dict[int, str](), 0
     for name in sorted(os.listdir(folder)):
         if match := pattern.fullmatch(name):
-            rank, mp = int(match[1] or 0), max(mp, int(match[2]))
-            found[rank] = os.path.join(folder, name) if not int(match[2]) else found.get(rank, "")
+            mp = max(mp, int(match[2]))
+            found.setdefault(int(match[1] or 0), os.path.join(folder, name))
         elif _EXPERT.fullmatch(name):
             raise InputError(f"{folder} has experts of their own files ({name}): consolidate it with DeepSpeed first")
     if mp:
