@@ -80,8 +80,9 @@ class Stored(NamedTuple):
         if not self.is_native and dtype.itemsize > 1:
             half = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
             values.view(f"u{half}").byteswap(inplace=True)
-        strided = np.lib.stride_tricks.as_strided(values, self.shape, [by * dtype.itemsize for by in self.strides])
-        return np.ascontiguousarray(strided).reshape(self.shape)
+        bits = values if dtype.kind == "c" else values.view(f"u{dtype.itemsize}")  # strides of all but ml_dtypes' own
+        strided = np.lib.stride_tricks.as_strided(bits, self.shape, [by * dtype.itemsize for by in self.strides])
+        return np.ascontiguousarray(strided).reshape(self.shape).view(dtype)
 
 
 def read_archive(path: str, start: int = 0, stop: int | None = None) -> Any:

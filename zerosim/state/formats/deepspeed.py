@@ -16,12 +16,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from zerosim.config.inputs import read_file
 from zerosim.errors import InputError, printable
 from zerosim.state.formats.archive import Stored, read_archive
-from zerosim.state.formats.flat import of_group, of_ranks
+from zerosim.state.formats.flat import of_group, of_ranks, of_slices
 from zerosim.state.formats.numbered import numbered
 from zerosim.state.formats.plain import Object
 from zerosim.state.formats.sorting import step_of
@@ -206,14 +207,30 @@ def _up_to_stage_2(model: ModelFile, ranks: Sequence[Mapping[str, Any]], folder:
     paddings = ranks[0].get("param_alignment_paddings") or []
     for number, shapes in enumerate(model.shapes):
         padding = paddings[number] if number < len(paddings) else []
+        slices = [slices_of(_at(one.get("param_slice_mappings"), number)) for one in ranks]
         parts = _parts([_at(one.get("single_partition_of_fp32_groups"), number) for one in ranks], folder)
-        masters |= of_group(parts, shapes, padding, folder)
+        if {name for one in slices for name in one} >= shapes.keys():
+            cut = partial(of_slices, slices=slices, shapes=shapes, where=folder)
+        else:  # an old version's
+            cut = partial(of_group, shapes=shapes, paddings=padding, where=folder)
+        masters |= cut(parts)
         base = [_states_at(one.get("base_optimizer_state"), number) for one in ranks]
         steps += [one["step"] for one in base[:1] if "step" in one]
         for key in base[0]:
             if key != "step" and all(_is_flat(one.get(key), part) for one, part in zip(base, parts, strict=True)):
-                _add_states(states, key, of_group(_as_long([one[key] for one in base], parts), shapes, padding, folder))
+                _add_states(states, key, cut(_as_long([one[key] for one in base], parts)))
     return masters, states, steps
+
+
+def slices_of(values: Any) -> dict[str, tuple[int, int]]:
+    """Return the first element and the count of each weight's slice in a rank's part, empty if the file has none."""
+    found = dict[str, tuple[int, int]]()
+    for name, one in values.items() if isinstance(values, dict) else ():
+        start, count = (one.field("start"), one.field("numel")) if isinstance(one, Object) else (None, None)
+        if type(start) is not int or type(count) is not int:
+            return {}
+        found[str(name)] = start, count
+    return found
 
 
 def _at_stage_3(model: ModelFile, ranks: Sequence[Mapping[str, Any]], folder: str) -> Read:

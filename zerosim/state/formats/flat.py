@@ -16,6 +16,8 @@ from zerosim.state.formats.archive import Stored
 from zerosim.state.formats.whole import Tensor, joined
 
 Shapes = Mapping[str, tuple[int, ...]]
+Slices = Mapping[str, tuple[int, int]]
+"""First element and count of a rank's slice of each weight."""
 
 
 def cut(buffers: Sequence[Stored], first: int, count: int) -> Iterator[Stored]:
@@ -41,6 +43,19 @@ def of_group(parts: Sequence[Stored], shapes: Shapes, paddings: Sequence[int], w
         count = math.prod(shape)
         found[name] = _joined(list(cut(parts, first, count)), name, shape, where)
         first += count + (paddings[number] if number < len(paddings) else 0)
+    return found
+
+
+def of_slices(parts: Sequence[Stored], slices: Sequence[Slices], shapes: Shapes, where: str) -> dict[str, Tensor]:
+    """Return the weights of a group at stages 1 and 2, where each rank says which elements of its part are whose.
+
+    round_robin_gradients puts weights in another order than their shapes stand in. Raises: InputError for a part that
+    is too short.
+    """
+    found = dict[str, Tensor]()
+    for name, shape in shapes.items():
+        own = [(part, one[name]) for part, one in zip(parts, slices, strict=True) if name in one]
+        found[name] = _joined([part.narrow(*piece) for part, piece in own if piece[1]], name, shape, where)
     return found
 
 
