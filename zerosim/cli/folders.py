@@ -45,8 +45,9 @@ class Folder(Output):
                     beside.mkdir()
                     with signals.raised():
                         fill(beside)
-                        for file in beside.iterdir():
-                            _flush(file)
+                        for file in beside.rglob("*"):
+                            if file.is_file():
+                                _flush(file)
                     if self.path.is_dir():
                         self.path.rmdir()  # empty, or it is refused
                     beside.rename(self.path)

@@ -49,6 +49,7 @@ VERBS = {
     "plot": "a picture as PNG or SVG: memory, traffic, time, pipelines, optimizers",
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "state": "look into a checkpoint: who wrote what, whether it is whole, how two differ",
+    "convert": "a checkpoint of one framework as another's: weights, optimizer states and the step",
     "zoo": "the models, GPUs and recipes that are known by name",
     "doctor": "this machine's backends, GPUs, MPI and BLAS, and the install command for each missing part",
     "course": "the course's notebooks, scenarios and exercises in a folder of your own; --check runs them",

@@ -74,7 +74,14 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     Raises: InputError, before any weight is read, for bad files, names and shapes that are not the model's, and a head
     that differs from the table it is tied to.
     """
-    found = stacked(stored_tensors(path), model)
+    return read_found(stored_tensors(path), path, model, shapes)
+
+
+def read_found(
+    tensors: Mapping[str, Stored], path: str, model: ModelConfig, shapes: Shapes
+) -> dict[str, Callable[[], Any]]:
+    """Return the same for tensors that were found in a checkpoint, `path`."""
+    found = stacked(tensors, model)
     if model.is_masked:  # BERT's first files say gamma and beta
         found = {re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): one for name, one in found.items()}
     if adapters := [name for name in found if ".lora_A." in name or ".lora_B." in name]:

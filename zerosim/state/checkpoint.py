@@ -63,6 +63,11 @@ class Checkpoint:
         """Return what a state has a number for (`Run.follows`)."""
         return self._runs[weight, state][0][0].follows
 
+    def dtype(self, weight: str, state: str) -> str:
+        """Return the dtype of a state in the files, bf16 as the fp32 that is read."""
+        stored = self._runs[weight, state][0][1].dtype
+        return "F32" if stored == "BF16" else stored
+
     def pieces(self, weight: str, state: str) -> list[tuple[Cuts, int]]:
         """Return the pieces of a weight's state: their cuts, and their numbers."""
         stops = dict[Cuts, int]()
