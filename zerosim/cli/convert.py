@@ -15,6 +15,7 @@ from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError
 
 if TYPE_CHECKING:
+    from zerosim.state.checkpoint import Checkpoint
     from zerosim.state.formats.whole import WholeState
 
 OWN, SAFETENSORS, DCP, UNIVERSAL = "zerosim", "safetensors", "dcp", "universal"
@@ -58,6 +59,8 @@ def main(args: argparse.Namespace) -> int:
     if args.pieces < 1:
         raise InputError(f"--pieces {args.pieces}: expected at least 1")
     folder.check([args.source])
+    if is_own and form == SAFETENSORS and (found := _adapters(args.source)) is not None:
+        return _write_adapters(found, folder, quiet=args.quiet)
     state, config = _own(args.source) if is_own else (_whole(args.source), None)
     said = [f"{args.source}: {_about(state)}"]
     if form == OWN:
@@ -75,14 +78,38 @@ def _own(path: str) -> tuple[WholeState, RunConfig]:
     """Return zerosim's own checkpoint under transformers' names, and its run's configuration."""
     from zerosim.state.checkpoint import Checkpoint
     from zerosim.state.convert import to_whole
-    from zerosim.state.folder import newest
+    from zerosim.state.folder import damaged_after, newest
 
-    folder, damaged = newest(path)
-    if damaged:
-        print(f"{damaged}: {folder} is converted", file=sys.stderr)
+    folder = newest(path)
+    for damaged in damaged_after(folder):
+        print(f"{damaged}; {folder} is converted", file=sys.stderr)
     checkpoint = Checkpoint(folder)
     config = RunConfig.from_dict(dict(checkpoint.manifest.config), f"the checkpoint {folder}")
     return to_whole(checkpoint, config), config
+
+
+def _adapters(path: str) -> tuple[Checkpoint, RunConfig] | None:
+    """Return zerosim's own checkpoint if it trained adapters, else None."""
+    from zerosim.state.checkpoint import Checkpoint
+    from zerosim.state.folder import newest
+
+    checkpoint = Checkpoint(newest(path))
+    config = RunConfig.from_dict(dict(checkpoint.manifest.config), f"the checkpoint {checkpoint.folder}")
+    return (checkpoint, config) if config.tuning.lora_rank else None
+
+
+def _write_adapters(found: tuple[Checkpoint, RunConfig], folder: Folder, *, quiet: bool) -> int:
+    """Write the adapters as PEFT reads them."""
+    from zerosim.config.parts.tuning import is_adapter
+    from zerosim.models.peft import check_peft, save_adapters
+
+    checkpoint, config = found
+    names = [name for name, state in checkpoint.names if state == "param" and is_adapter(name)]
+    check_peft(config.model, dict.fromkeys(names), "FROM")
+    folder.write(lambda place: save_adapters(place, config, {name: checkpoint.whole(name, "param") for name in names}))
+    if not quiet:
+        print(f"{checkpoint.folder}: {len(names)} tensors of adapters\nWrote {folder.path}, as PEFT reads them.")
+    return 0
 
 
 def _whole(path: str) -> WholeState:

@@ -151,8 +151,8 @@ def run_config(
     given = {name: value for name, value in vars(args).items() if name in OPTIONS}
     path = args.scenario
     scenario = scenario_values(args, any_ranks=any_ranks) if scenario is None else scenario
-    saved = saved_values({**scenario, **given})
-    values = {**(defaults or {}), **saved, **scenario, **given}
+    saved, pinned = saved_values({**scenario, **given})
+    values = {**(defaults or {}), **saved, **scenario, **given, **pinned}
     build = partial(RunConfig.from_dict, source=f"scenario {path}")
     try:
         return _on_few_ranks(values, build) if any_ranks and "ranks" not in values else build(values)
@@ -171,14 +171,15 @@ def run_config(
         raise
 
 
-def saved_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of the run that saved the checkpoint which `given` goes on from; none without one. Raises:
-    InputError for a folder without one."""
+def saved_values(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the options of the run that saved the checkpoint which `given` goes on from, and its newest whole step as
+    the option `resume`; nothing without one. Raises: InputError for a folder without one."""
     if (path := given.get("resume")) is None:
-        return {}
-    from zerosim.state.folder import saved_options
+        return {}, {}
+    from zerosim.state.folder import newest, saved_options
 
-    return saved_options(path, given.get("stage"))
+    folder = newest(path)
+    return saved_options(folder, given.get("stage")), {"resume": str(folder)}
 
 
 def _on_few_ranks(values: Mapping[str, Any], build: Callable[[Mapping[str, Any]], RunConfig]) -> RunConfig:

@@ -39,39 +39,46 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found)
 
 
-def newest(path: str) -> tuple[Path, str]:
-    """Return the newest whole step of a folder, or the folder itself if it is one; and what is wrong with a newer one.
+def newest(path: str) -> Path:
+    """Return the newest whole step of a folder, or the folder itself if it is one.
 
     Raises: InputError if there is none, with what is wrong with the newest.
     """
-    folder = Path(path)
+    folder, first = Path(path), ""
     if (folder / MANIFEST).is_file():
         if why := damage(folder, read_manifest(folder)):
             raise InputError(f"resume {path}: {why}")
-        return folder, ""
-    steps, first = saved_steps(folder), ""
+        return folder
+    steps = saved_steps(folder)
     for step in reversed(steps):
-        one = step_folder(folder, step)
-        try:
-            why = damage(one, read_manifest(one))
-        except InputError as error:
-            why = str(error)
+        why = damage_of(one := step_folder(folder, step))
         if not why:
-            return one, first
+            return one
         first = first or why
     if steps:
-        raise InputError(f"resume {path}: no saved step is whole: {first}")
+        raise wrong("resume", f" {path}: no saved step is whole: {first}")
     what = "has no saved step" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
     raise wrong("resume", f" {path}: {what}; expected a folder that --save-state wrote")
 
 
-def saved_options(path: str, stage: int | None = None) -> dict[str, Any]:
-    """Return the options of the run that saved the newest whole step in a folder: those that a ZeRO stage has, its own
-    without one.
+def damage_of(folder: Path) -> str:
+    """Return in one line what is wrong with a saved step, '' if nothing is."""
+    try:
+        return damage(folder, read_manifest(folder))
+    except InputError as error:
+        return str(error)
 
-    Raises: InputError as `newest`.
-    """
-    folder, _ = newest(path)
+
+def damaged_after(folder: Path) -> list[str]:
+    """Return what is wrong with each step that is newer than this one, in the same folder."""
+    steps = saved_steps(folder.parent)
+    newer = [step for step in steps if step_folder(folder.parent, step).name > folder.name]
+    return [why for step in newer if (why := damage_of(step_folder(folder.parent, step)))]
+
+
+def saved_options(folder: Path, stage: int | None = None) -> dict[str, Any]:
+    """Return the options of the run that saved a step: those that a ZeRO stage has, its own without one. Raises:
+    InputError."""
     config = read_manifest(folder).config
     own = config.get("stage", OPTIONS["stage"].default) if stage is None else stage
     known = {name: value for name, value in config.items() if name in OPTIONS and own in OPTIONS[name].stages}

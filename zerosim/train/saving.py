@@ -43,7 +43,7 @@ def with_checkpoints(
 
 def _opened(path: str, config: RunConfig, model: Model, steps: int, optimizer: Optimizer | None) -> Checkpoint:
     """Open the newest whole step. Raises: InputError if it is of another model or optimizer, or has no step left."""
-    folder, _ = newest(path)
+    folder = newest(path)
     checkpoint, updater = Checkpoint(folder), build_updater(config, steps, optimizer=optimizer)
     if checkpoint.step >= steps:
         raise wrong("steps", f" {steps}: {folder} has done {checkpoint.step}; pass more, in all", beside="resume")
