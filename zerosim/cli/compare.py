@@ -35,7 +35,7 @@ from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import NAMES, USUAL
-from zerosim.errors import DIFFERENCE, InputError, OutOfMemory
+from zerosim.errors import DIFFERENCE, InputError, OutOfMemory, wrong
 from zerosim.placement.memories import DEVICE, MEMORIES
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ def main(args: argparse.Namespace) -> int:
     is_planned = _by_shapes(args, what, columns)
     outcomes = _configs(args, columns, is_planned=is_planned)
     configs = {name: config for name, config in outcomes.items() if isinstance(config, RunConfig)}
+    if saving := next((one.saving for one in configs.values() if one.saving.folder or one.saving.resume), None):
+        name = "save_state" if saving.folder else "resume"
+        why = "compare runs several trainings, and neither saves nor goes on; use zerosim run"
+        raise wrong(name, f" {saving.folder or saving.resume!r}: {why}")
     first, cluster = next(iter(configs.values())), device_cluster(args, device_limit(args, None))
     with one_voice(first.world.transport) as is_first:  # the first process writes for all
         figures = output(args, "json", *configs.values(), also=filter(None, [args.other])) if is_first else None

@@ -30,6 +30,7 @@ from zerosim.cli.parser import (
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, WITH_VALUES, Option, RunConfig
 from zerosim.config.launcher import is_launched, mpirun_size, size_name
 from zerosim.config.parts.clock import CLOCK
+from zerosim.config.parts.saving import SavingConfig
 from zerosim.errors import InputError
 from zerosim.units import parse_bytes, parse_count
 
@@ -64,14 +65,14 @@ _CONVERT: Mapping[Any, Callable[[str], Any]] = {
 
 
 def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False, beside: bool = True) -> None:
-    """Add every field of RunConfig as a flag; `stage` separately, for verbs that run several ZeRO stages.
+    """Add every field of RunConfig as a flag, without `stage` and checkpoints for verbs that run several ZeRO stages.
 
     Flags of the clock are beside --gpu (`plan.add_time_flags`), in verbs with a clock.
     `beside`: whether a second file may belong to the first. With `planning`, use a plan's defaults, and leave out
     flags that need values (files, a sample) or threads.
     """
     defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none", **_PLANNED} if planning else {}
-    left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage",))}
+    left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage", *SavingConfig.options()))}
     file = (
         "a run's values; flags override them. Also a file of another framework: ds_config.json, an accelerate YAML ..."
     )

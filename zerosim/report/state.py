@@ -31,6 +31,7 @@ _NOT_NAMED = {
     "stage",
     "micro_batch",
     "accumulate",
+    "steps",
 }
 """Options that are said otherwise, or change nothing that is computed."""
 _FORMATS = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "U8": "uint8", "I32": "int32", "I64": "int64"}
