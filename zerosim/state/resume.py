@@ -24,6 +24,7 @@ from zerosim.parallel.delayed import Delayed
 from zerosim.parallel.stage import Stage
 from zerosim.placement.memories import HOST
 from zerosim.placement.mesh import CUTS, DATA, SHARES, Mesh
+from zerosim.placement.split import Splits
 from zerosim.state.checkpoint import Checkpoint
 from zerosim.state.runs import (
     BIAS,
@@ -170,15 +171,26 @@ def _waiting(checkpoint: Checkpoint, strategy: Strategy, flat: Flat) -> Buffer |
     return grad
 
 
-def check(checkpoint: Checkpoint, shapes: Shapes, states: Mapping[str, Collection[str]]) -> None:
-    """Check before any rank starts that a checkpoint is of the model with those `shapes` and of its optimizer.
-    `states`: by trained weight, the names of its states.
+def check(
+    checkpoint: Checkpoint, shapes: Shapes, states: Mapping[str, Collection[str]], splits: Mapping[str, Splits]
+) -> None:
+    """Check before any rank starts that a checkpoint is of the model with those `shapes` and of its optimizer, and that
+    what belongs to a weight's pieces finds the same pieces. `states`: by trained weight, the names of its states;
+    `splits`: how this run cuts each weight.
 
     Raises: InputError that names a tensor.
     """
     whose, there = f"the weights of {checkpoint.folder}", checkpoint.shapes
     check_names(there, shapes, whose)
     check_shapes(there, shapes, whose)
+    for run, _ in checkpoint.runs():
+        before, now = tuple(split for split, _ in run.cuts), splits.get(run.tensor)
+        if run.follows in ("blocks", "rows", "columns", "bytes") and before != now:
+            axes = " and ".join(f"--{one.axis} {one.pieces}" for one in before) or "no --tp and no --ep"
+            raise InputError(
+                f"{checkpoint.folder}: {run.state} of {run.weight} belongs to whole pieces of the mesh that wrote it, "
+                f"and cannot be cut otherwise; resume with {axes}, on any --ranks"
+            )
     for name, wanted in states.items():
         found = [state for state in checkpoint.states(name) if state not in (PARAM, GRAD)]
         kept = {state for state in found if state not in _EXCHANGED}

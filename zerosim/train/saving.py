@@ -56,7 +56,8 @@ def _opened(path: str, config: RunConfig, model: Model, steps: int, optimizer: O
     }
     balance = model.group.balance
     routers = {} if balance is None else {name: (len(bias),) for name, bias in balance.biases.items()}
-    check(checkpoint, {**model.shapes(), **routers}, states)
+    cuts = {weight.own_name: weight.splits for flat in model.flats for weight in flat.spec.weights}
+    check(checkpoint, {**model.shapes(), **routers}, states, cuts)
     return checkpoint
 
 
