@@ -55,7 +55,7 @@ def is_accelerate(names: Sequence[str]) -> bool:
 def read_accelerate(folder: str, order: Sequence[str] | None = None) -> WholeState:
     """Return the weights of such a folder, and the states whose weights are known by name; `others` says why not.
 
-    `order`: the trained weights in the model's order, for states by number beside a .safetensors file.
+    `order`: the trained weights in the model's order, for states by number.
 
     Raises: InputError, in one line, for a folder without weights and for files that only the same ranks can load.
     """
@@ -69,7 +69,7 @@ def read_accelerate(folder: str, order: Sequence[str] | None = None) -> WholeSta
     if SHARDED in names:
         state = _sharded(folder, names, kind)
     elif full := [name for name in FULL if name in names]:
-        state = _full(folder, full[0], names, kind)
+        state = _full(folder, full[0], names, kind, order)
     elif {SINGLE, INDEX, PEFT} & set(names):
         state = _beside_safetensors(folder, names, order)._replace(kind=kind)
     else:
@@ -99,12 +99,12 @@ def _optimizer(folder: str, names: Sequence[str]) -> dict[str, Any]:
     return {"optimizer": value} if isinstance(value, dict) else {}
 
 
-def _full(folder: str, file: str, names: Sequence[str], kind: str) -> WholeState:
+def _full(folder: str, file: str, names: Sequence[str], kind: str, order: Sequence[str] | None) -> WholeState:
     path = os.path.join(folder, file)
     model = read_archive(path)
     if not isinstance(model, dict):
         raise InputError(f"{path} holds no state dict: expected the model's weights")
-    return from_values({"model": model, **_optimizer(folder, names)}, path, kind)
+    return from_values({"model": model, **_optimizer(folder, names)}, path, kind, order)
 
 
 def _beside_safetensors(folder: str, names: Sequence[str], order: Sequence[str] | None) -> WholeState:

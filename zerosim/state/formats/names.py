@@ -33,6 +33,7 @@ DTYPES: Mapping[str, str] = MappingProxyType({f"torch.{name}": name for name in 
 _ENUM_NAMES = """
 torch.distributed.checkpoint.metadata: _MEM_FORMAT_ENCODING
 torch.distributed.checkpoint.filesystem: SerializationFormat
+torch.distributed.checkpoint.planner: WriteItemType
 torch.distributed._shard.sharded_tensor.metadata: MEM_FORMAT_ENCODING
 torch.distributed.fsdp.api: ShardingStrategy
 deepspeed.runtime.zero.config: ZeroStageEnum
@@ -65,6 +66,7 @@ torch.serialization: _get_layout
 torch.distributed.checkpoint.metadata: Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata
 torch.distributed.checkpoint.metadata: TensorProperties MetadataIndex StorageMeta
 torch.distributed.checkpoint.filesystem: _StorageInfo _StoragePrefix
+torch.distributed.checkpoint.planner: SavePlan WriteItem TensorWriteData BytesIOWriteData
 torch.distributed._shard.sharded_tensor.metadata: TensorProperties
 deepspeed.runtime.fp16.loss_scaler: LossScaler DynamicLossScaler LossScalerBase
 deepspeed.utils.tensor_fragment: fragment_address tensor_fragment

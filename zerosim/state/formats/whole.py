@@ -89,6 +89,8 @@ def described(value: Any) -> str:
         return printable(repr(value)[:60])
     if isinstance(value, list | dict | set) or type(value) is tuple:
         return f"{type(value).__name__} of {len(value):,} items"
+    if hasattr(value, "read"):
+        return "an object"
     return f"an object ({printable(str(getattr(value, 'name', type(value).__name__))[:100])})"
 
 
