@@ -30,7 +30,7 @@ FROZEN = {"frozen.weight", "frozen.bias"}
 STATES = ("exp_avg", "exp_avg_sq")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     torchrun(request.param, "state_dcp_worker", folder)

@@ -70,6 +70,16 @@ def test_states_are_those_of_the_universal_converter(saved: Path, case: str) -> 
         check_tensors(own, {key: one.view(own[key].shape) for key, one in files.items()}, name)
 
 
+def test_bf16_that_accumulates_in_fp32(saved: Path) -> None:
+    """DeepSpeed's BF16_Optimizer leaves no zero_stage, and zero_to_fp32 refuses it."""
+    state = read_whole(str(saved / "bf16-accumulated"))
+    trained = {name: one for name, one in state.weights.items() if name not in FROZEN}
+    check_tensors(trained, torch.load(saved / "bf16-accumulated-now.pt"), "weights")
+    assert (state.kind, state.step, state.states.keys()) == ("deepspeed zero 1", 3, trained.keys())
+    other = read_whole(str(saved / "bf16-1"))
+    assert {name: set(own) for name, own in state.states.items()} == {n: set(own) for n, own in other.states.items()}
+
+
 def test_engines_go_on_from_ours_as_if_nothing_had_happened(saved: Path) -> None:
     """Each engine has the weights that were saved, and takes the step of the engine that went on by itself."""
     for case in CASES:

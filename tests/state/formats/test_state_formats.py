@@ -265,6 +265,32 @@ def test_changed_bytes_are_a_value_or_one_line(seed: int, tmp_path: Path) -> Non
             assert "\n" not in said(root)
 
 
+ODD: list[Any] = [None, 5, "x", [], {}, [1], {"a": {"b": 1}}, (), np.zeros(3, np.float32)]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_values_of_other_kinds_are_one_line(stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value of DeepSpeed's files, replaced by odd ones."""
+    deepspeed(tmp_path, stage, 1)
+    tag = tmp_path / "global_step3"
+    for file in tag.glob("*.pt"):
+        raw = file.read_bytes()
+        whole: dict[str, Any] = {}
+        monkeypatch.setattr("state_samples.archived", lambda value, whole=whole: whole.update(value) or b"")
+        deepspeed(tmp_path / f"again{file.name}", stage, 1)
+        inner = whole.get("optimizer_state_dict", {})
+        mappings = [whole, inner] if "optim" in file.name else [whole]
+        for mapping in mappings:
+            for key in list(mapping):
+                kept = mapping[key]
+                for odd in ODD:
+                    mapping[key] = odd
+                    file.write_bytes(archived(whole))
+                    assert "\n" not in said(tmp_path)
+                mapping[key] = kept
+        file.write_bytes(raw)
+
+
 def metadata_of(folder: Path, change: Callable[[bytes], bytes]) -> None:
     path = folder / ".metadata"
     path.write_bytes(change(path.read_bytes()))

@@ -136,6 +136,15 @@ def test_a_mapping_in_itself_ends() -> None:
         list(leaves(found, "x"))
 
 
+def test_mappings_that_repeat_one_another_end() -> None:
+    """A mapping of ten of a mapping of ten ..., twenty times, and nothing in the last."""
+    one: dict[str, Any] = {}
+    for _ in range(20):
+        one = {str(key): one for key in range(10)}
+    with pytest.raises(InputError, match="more than 1,000,000 items"):
+        list(leaves(one, "x"))
+
+
 def test_nested_tuples_are_no_keys() -> None:
     """The hash of t = (t, t), fifty times, takes 2 ** 50 steps."""
     raw = b"\x80\x02})" + b"2\x86" * 50 + b"Ns."

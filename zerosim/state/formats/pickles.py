@@ -81,7 +81,7 @@ class _Machine:
             raise BadPickle(f"its pickle makes more than {MOST_CONTAINERS:,} lists, mappings and objects")
 
     def push(self, value: Any) -> None:
-        """Push a new container."""
+        """Put a new container on the stack."""
         self.made()
         self.stack.append(value)
 
