@@ -30,19 +30,27 @@ FROZEN = {"frozen.weight", "frozen.bias"}
 STATES = ("exp_avg", "exp_avg_sq")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    torchrun(request.param, "state_dcp_worker", folder)
-    return folder
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_theirs_and_ours(ranks: int, tmp_path: Path) -> None:
+    """One test, so that the processes are started once."""
+    torchrun(ranks, "state_dcp_worker", tmp_path)
+    for form in ("nested", "flat"):
+        theirs_are_read(tmp_path, form)
+    files_of_safetensors_are_read(tmp_path)
+    check_same(read_whole(str(tmp_path / "whole.pt")), read_whole(str(tmp_path / "nested")))
+    for name, is_flat in (("ours-nested", False), ("ours-flat", True)):
+        (tmp_path / name).mkdir()
+        ours_are_loaded(tmp_path, tmp_path / name, is_flat)
+    (tmp_path / "ours-safetensors").mkdir()
+    ours_in_safetensors_are_loaded(tmp_path, tmp_path / "ours-safetensors")
 
 
 def whole(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "whole.pt", weights_only=False)
 
 
-@pytest.mark.parametrize("form", ["nested", "flat"])
-def test_theirs_are_read(saved: Path, form: str) -> None:
+def theirs_are_read(saved: Path, form: str) -> None:
     expected, path = whole(saved), str(saved / form)
     assert format_of(path) == "dcp"
     state = read_whole(path)
@@ -57,23 +65,16 @@ def test_theirs_are_read(saved: Path, form: str) -> None:
     assert {"optim.param_groups", "train_state.step", "epoch"} <= state.others.keys()
 
 
-def test_files_of_safetensors_are_read(saved: Path) -> None:
+def files_of_safetensors_are_read(saved: Path) -> None:
     expected = {name: one for name, one in whole(saved)["model"].items() if name != "head.weight"}
     for folder, kind in (("safetensors", "dcp"), ("pieces", "dcp safetensors")):
         assert format_of(str(saved / folder)) == kind
         check_tensors(read_whole(str(saved / folder)).weights, expected, folder)
 
 
-def test_a_single_file_is_read(saved: Path) -> None:
-    state = read_whole(str(saved / "whole.pt"))
-    check_same(state, read_whole(str(saved / "nested")))
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("is_flat", [False, True], ids=["nested", "flat"])
-def test_ours_are_loaded(saved: Path, tmp_path: Path, is_flat: bool) -> None:
+def ours_are_loaded(saved: Path, folder: Path, is_flat: bool) -> None:
     expected = whole(saved)
-    write_dcp(tmp_path, read_whole(str(saved / "nested")), ranks=3, settings={"lr": 0.25})
+    write_dcp(folder, read_whole(str(saved / "nested")), ranks=3, settings={"lr": 0.25})
     model = Tiny()
     with torch.no_grad():
         for one in model.parameters():
@@ -84,7 +85,7 @@ def test_ours_are_loaded(saved: Path, tmp_path: Path, is_flat: bool) -> None:
         "model": get_model_state_dict(model),
         "optim": get_optimizer_state_dict(model, optimizer, options=options),
     }
-    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options)
     names = {id(one): name for name, one in model.named_parameters()}
     for name, one in model.state_dict().items():
@@ -95,11 +96,11 @@ def test_ours_are_loaded(saved: Path, tmp_path: Path, is_flat: bool) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_ours_in_safetensors_are_loaded(saved: Path, tmp_path: Path) -> None:
+def ours_in_safetensors_are_loaded(saved: Path, folder: Path) -> None:
     from safetensors import safe_open
 
-    write_safetensors(tmp_path, read_whole(str(saved / "flat")))
-    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+    write_safetensors(folder, read_whole(str(saved / "flat")))
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
         theirs = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     check_tensors(read_whole(str(saved / "nested")).weights, theirs, "safetensors")
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerosim.config.inputs import read_json
 from zerosim.config.released import INDEX, PEFT, SINGLE
 from zerosim.errors import InputError
-from zerosim.state.formats.archive import Stored, read_archive
+from zerosim.state.formats.archive import read_archive
 from zerosim.state.formats.dcp import Item, read_items
-from zerosim.state.formats.numbered import numbered
+from zerosim.state.formats.numbered import has_names, numbered
 from zerosim.state.formats.shards import read_safetensors
 from zerosim.state.formats.sorting import MODELS, sort_items, state_of, step_of, tied
 from zerosim.state.formats.torch_file import from_values
@@ -55,7 +55,7 @@ def is_accelerate(names: Sequence[str]) -> bool:
 def read_accelerate(folder: str, order: Sequence[str] | None = None) -> WholeState:
     """Return the weights of such a folder, and the states whose weights are known by name; `others` says why not.
 
-    `order`: the trained weights in the model's order, for states by number beside a .safetensors file.
+    `order`: the trained weights in the model's order, for states by number.
 
     Raises: InputError, in one line, for a folder without weights and for files that only the same ranks can load.
     """
@@ -69,7 +69,7 @@ def read_accelerate(folder: str, order: Sequence[str] | None = None) -> WholeSta
     if SHARDED in names:
         state = _sharded(folder, names, kind)
     elif full := [name for name in FULL if name in names]:
-        state = _full(folder, full[0], names, kind)
+        state = _full(folder, full[0], names, kind, order)
     elif {SINGLE, INDEX, PEFT} & set(names):
         state = _beside_safetensors(folder, names, order)._replace(kind=kind)
     else:
@@ -99,33 +99,31 @@ def _optimizer(folder: str, names: Sequence[str]) -> dict[str, Any]:
     return {"optimizer": value} if isinstance(value, dict) else {}
 
 
-def _full(folder: str, file: str, names: Sequence[str], kind: str) -> WholeState:
+def _full(folder: str, file: str, names: Sequence[str], kind: str, order: Sequence[str] | None) -> WholeState:
     path = os.path.join(folder, file)
     model = read_archive(path)
     if not isinstance(model, dict):
         raise InputError(f"{path} holds no state dict: expected the model's weights")
-    return from_values({"model": model, **_optimizer(folder, names)}, path, kind)
+    return from_values({"model": model, **_optimizer(folder, names)}, path, kind, order)
 
 
 def _beside_safetensors(folder: str, names: Sequence[str], order: Sequence[str] | None) -> WholeState:
+    """Return the weights, and the states if their numbers' names are in the optimizer's file, or the order is given."""
     state, optimizer = read_safetensors(folder), _optimizer(folder, names).get("optimizer", {})
     if not optimizer:
         return state
-    known = [name for name in order or () if name in state.weights]
-    shapes = {name: state.weights[name].shape for name in known}
-    by_name = all(isinstance(key, str) for key in optimizer.get("state") or {})
-    states, steps, why = numbered(optimizer, {n: t.shape for n, t in state.weights.items()} if by_name else shapes)
-    has_names = any(isinstance(g, dict) and "param_names" in g for g in optimizer.get("param_groups") or ())
-    if why and has_names and not by_name:
-        states, steps, why = numbered(optimizer, {n: t.shape for n, t in state.weights.items()})
+    every = {name: one.shape for name, one in state.weights.items()}
+    states, steps, why = numbered(optimizer, every if has_names(optimizer) else _ordered(every, order))
     if not steps:
-        steps = [
-            one["step"] for one in (optimizer.get("state") or {}).values() if isinstance(one, dict) and "step" in one
-        ]
+        own = optimizer.get("state")
+        steps = [one["step"] for one in own.values() if "step" in one] if isinstance(own, dict) else []
     others = {**state.others, "optimizer": why} if why else state.others
     frozen = frozenset(state.weights.keys() - states.keys()) if states else frozenset()
-    numbers = [one.named("step") if isinstance(one, Stored) else one for one in steps]
-    return state._replace(states=states, step=step_of(numbers), frozen=frozen, others=others)
+    return state._replace(states=states, step=step_of(steps), frozen=frozen, others=others)
+
+
+def _ordered(shapes: Mapping[str, tuple[int, ...]], order: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    return {name: shapes[name] for name in order or () if name in shapes}
 
 
 def _global_step(folder: str) -> int | None:

@@ -24,7 +24,7 @@ from zerosim.state.formats.pickles import LARGEST_PICKLE, read_pickle
 from zerosim.state.formats.plain import Named, Object
 from zerosim.state.formats.shards import tensor_of
 from zerosim.state.formats.sorting import sort_items, state_of, tied
-from zerosim.state.formats.whole import Tensor, WholeState
+from zerosim.state.formats.whole import Tensor, WholeState, host_dtype
 
 METADATA = ".metadata"
 _CLASSES = "torch.distributed.checkpoint.metadata"
@@ -167,7 +167,7 @@ def _boxes(
     said = f"{path}: {printable(name[:200])!r}"
     if not isinstance(entry, Object) or entry.name != f"{_CLASSES}.TensorStorageMetadata":
         raise InputError(f"{said} is neither a tensor nor an object of a DCP folder")
-    size, boxes = entry.field("size"), []
+    size, boxes, dtype = entry.field("size"), list[Box](), dtype_of(entry.field("properties"), said)
     for chunk in entry.field("chunks") or ():
         offsets, sizes = _field(chunk, "offsets"), _field(chunk, "sizes")
         place = places.get((name, offsets)) if _is_shape(offsets) else None
@@ -175,10 +175,13 @@ def _boxes(
             raise InputError(
                 f"{said} has a piece at {printable(str(offsets)[:80])} in no file: get the files of all ranks"
             )
-        boxes.append(Box(offsets, sizes, partial(_read_chunk, name, place)))
+        box = Box(offsets, sizes, partial(_read_chunk, name, place))
+        if box.numel * host_dtype(dtype).itemsize > place.length:
+            raise InputError(f"{said} has a piece of {sizes} in {place.length:,} bytes: the folder is damaged")
+        boxes.append(box)
     if not _is_shape(size):
         raise InputError(f"{said} has no size")
-    return dtype_of(entry.field("properties"), said), size, boxes
+    return dtype, size, boxes
 
 
 def _is_shape(value: Any) -> bool:

@@ -146,7 +146,8 @@ def read_deepspeed(folder: str) -> WholeState:
     if not optims:
         return _without_zero(model, version)
     ranks = [_optim_of(path) for path in optims.values()]
-    stage, counts = _number(ranks[0].get("zero_stage")), ranks[0].get("partition_count")
+    stage = _number(ranks[0].get("zero_stage", 1))  # bf16 that accumulates in fp32 does not say it
+    counts = ranks[0].get("partition_count")
     count = max(counts) if isinstance(counts, list) and counts else counts
     if count != len(ranks):
         raise InputError(f"{folder} has optimizer files of {len(ranks)} ranks, and they say {count}: get all of them")
@@ -188,7 +189,7 @@ def _cut_to(parts: list[Stored], name: str, shape: tuple[int, ...], folder: str)
 def _optim_of(path: str) -> dict[str, Any]:
     values = read_archive(path)
     found = values.get("optimizer_state_dict") if isinstance(values, dict) else None
-    if not isinstance(found, dict) or "zero_stage" not in found:
+    if not isinstance(found, dict) or not {"zero_stage", "single_partition_of_fp32_groups"} & found.keys():
         raise InputError(f"{path} has no zero_stage: expected an optim_states file of DeepSpeed's ZeRO")
     return found
 

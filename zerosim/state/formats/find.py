@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from zerosim.config.inputs import open_file
 from zerosim.config.released import INDEX, PEFT, SINGLE
-from zerosim.errors import InputError
+from zerosim.errors import InputError, printable
 from zerosim.state.formats.accelerate import is_accelerate, read_accelerate
 from zerosim.state.formats.dcp import METADATA, read_dcp
 from zerosim.state.formats.deepspeed import MODEL_FILES, OPTIM_FILES, read_deepspeed
@@ -84,9 +85,8 @@ def read_whole(path: str, order: Sequence[str] | None = None) -> WholeState:
     Raises: InputError, in one line, as `format_of`, and for whatever is damaged, missing or not read.
     """
     kind = format_of(path)
-    if kind == "accelerate":
-        return read_accelerate(path, order)
-    readers = {
+    readers: dict[str, Callable[[str], WholeState]] = {
+        "accelerate": partial(read_accelerate, order=order),
         "deepspeed": read_deepspeed,
         "deepspeed universal": read_universal,
         "megatron": read_megatron,
@@ -95,4 +95,12 @@ def read_whole(path: str, order: Sequence[str] | None = None) -> WholeState:
         "safetensors": read_safetensors,
         "torch": read_torch,
     }
-    return readers[kind](path)
+    try:
+        return readers[kind](path)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        why = f"{type(error).__name__}: {printable(str(error)[:100])}"
+        raise InputError(f"{path}: its files are not as the framework writes them ({kind}; {why})") from None

@@ -9,8 +9,9 @@ Layers of one kind are stacked under one name in older files: `decoder.layers.ml
 becomes L weights `decoder.layers.0.mlp.linear_fc1.weight`, ... An optimizer saved as `fully_reshardable` has states by
 name, `optimizer.state.exp_avg.NAME`. As `dp_reshardable`, the default, it has buckets whose layout is not in the files.
 
-Source: megatron-core 0.16.1, dist_checkpointing/ and optimizer/distrib_optimizer.py, which were read: a checkpoint of a
-training run on GPUs was not at hand.
+Source: megatron-core 0.16.1, dist_checkpointing/ (run on CPUs, with names and layouts as its optimizers give them) and
+optimizer/distrib_optimizer.py (read). No checkpoint of a training run on GPUs was at hand: torch_dcp, fsdp_dtensor, the
+torch format and objects inside of newer folders follow the sources alone.
 """
 
 from __future__ import annotations

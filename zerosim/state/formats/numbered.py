@@ -43,6 +43,15 @@ def numbered(optimizer: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     return _taken(by_number, dict(zip(flat, names, strict=True)), shapes)
 
 
+def has_names(optimizer: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer's file says its weights' names, as keys or in its groups."""
+    states, groups = optimizer.get("state"), optimizer.get("param_groups")
+    keys = states if isinstance(states, dict) else {}
+    if keys and all(isinstance(key, str) for key in keys):
+        return True
+    return isinstance(groups, list) and any(isinstance(one, dict) and "param_names" in one for one in groups)
+
+
 def _names(
     groups: Sequence[Mapping[str, Any]], numbers: Sequence[Sequence[Any]], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:

@@ -11,6 +11,7 @@ Source: CPython's Lib/pickletools.py, which decodes the opcodes of protocols 0 t
 from __future__ import annotations
 
 import pickletools
+import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -39,12 +40,14 @@ def read_pickle(raw: bytes, where: str, rebuild: Rebuild | None = None) -> Any:
     if len(raw) > LARGEST_PICKLE:
         raise InputError(f"{where}: its pickle has {len(raw):,} bytes, expected at most {LARGEST_PICKLE:,}")
     try:
-        return _Machine(rebuild).run(raw)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of an escape in a name, which no name has
+            return _Machine(rebuild).run(raw)
     except BadPickle as error:
         raise InputError(f"{where}: {error}") from None
     except InputError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, Warning) as error:
         why = printable(str(error).split("\n")[0][:100])
         raise InputError(f"{where}: its pickle is damaged or cut short ({why})") from None
 
@@ -78,7 +81,7 @@ class _Machine:
             raise BadPickle(f"its pickle makes more than {MOST_CONTAINERS:,} lists, mappings and objects")
 
     def push(self, value: Any) -> None:
-        """Push a new container."""
+        """Put a new container on the stack."""
         self.made()
         self.stack.append(value)
 

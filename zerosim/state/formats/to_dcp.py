@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -44,11 +44,16 @@ def write_dcp(folder: Path, state: WholeState, ranks: int = 1, settings: Mapping
     `settings`: the optimizer's (lr, betas, ...), over AdamW's defaults; written by name and as group 0, so that either
     form of the optimizer's state loads. Without them load with DefaultLoadPlanner(allow_partial_load=True).
     """
+    write_items(folder, _items(state, settings), ranks)
+
+
+def write_items(folder: Path, items: Iterable[tuple[tuple[Any, ...], Any]], ranks: int = 1) -> None:
+    """Write items, each with the keys that lead to it: a `Tensor`, or a value that is pickled whole."""
     described, paths = dict[str, Any](), dict[str, tuple[Any, ...]]()
     places = list[tuple[Made, Made]]()
     files = [(folder / f"__{rank}_0.distcp").open("wb") for rank in range(ranks)]
     try:
-        for keys, value in _dcp_items(state, settings):
+        for keys, value in items:
             name = ".".join(map(str, keys))
             paths[name] = keys
             if not isinstance(value, Tensor):
@@ -78,7 +83,7 @@ def write_dcp(folder: Path, state: WholeState, ranks: int = 1, settings: Mapping
     (folder / METADATA).write_bytes(pickled(Made(f"{_DCP}.metadata.Metadata", top))[0])
 
 
-def _dcp_items(state: WholeState, settings: Mapping[str, Any] | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _items(state: WholeState, settings: Mapping[str, Any] | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield the items with the keys that lead to them."""
     for name, one in state.weights.items():
         yield ("model", name), one

@@ -17,6 +17,7 @@ from zerosim.errors import InputError, printable
 from zerosim.units import few
 
 _MOST_DEEP = 32  # mappings in one another
+_MOST_ITEMS = 10**6  # of a file's mappings
 
 assert BFLOAT16.name == "bfloat16"  # ml_dtypes is loaded: NumPy knows its names
 
@@ -72,15 +73,24 @@ def host_dtype(name: str) -> np.dtype[Any]:
 def leaves(value: Any, where: str, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the items of nested mappings with the keys that lead there, as text.
 
-    Raises: InputError for mappings nested more than 32 deep, such as one that contains itself.
+    Raises: InputError for mappings nested more than 32 deep, such as one that contains itself, and for more than a
+    million items, such as those of mappings that repeat one another.
     """
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    if len(path) > _MOST_DEEP:
-        raise InputError(f"{where}: mappings are nested more than {_MOST_DEEP} deep; no checkpoint needs that")
-    for key, inner in value.items():
-        yield from leaves(inner, where, (*path, str(key)))
+    count, left = 0, [(path, value)]
+    while left:
+        at, one = left.pop()
+        count += 1
+        if len(at) > _MOST_DEEP or count > _MOST_ITEMS:
+            what = (
+                f"nested more than {_MOST_DEEP} deep" if len(at) > _MOST_DEEP else f"of more than {_MOST_ITEMS:,} items"
+            )
+            raise InputError(f"{where}: its mappings are {what}; no checkpoint needs that")
+        if isinstance(one, dict):
+            if len(left) + len(one) > _MOST_ITEMS:
+                raise InputError(f"{where}: its mappings are of more than {_MOST_ITEMS:,} items")
+            left += [((*at, str(key)), inner) for key, inner in reversed(one.items())]
+        else:
+            yield at, one
 
 
 def described(value: Any) -> str:
@@ -89,6 +99,8 @@ def described(value: Any) -> str:
         return printable(repr(value)[:60])
     if isinstance(value, list | dict | set) or type(value) is tuple:
         return f"{type(value).__name__} of {len(value):,} items"
+    if hasattr(value, "read"):
+        return "an object"
     return f"an object ({printable(str(getattr(value, 'name', type(value).__name__))[:100])})"
 
 
