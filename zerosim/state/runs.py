@@ -160,8 +160,9 @@ def written(strategy: Strategy, rank: int) -> Iterator[Source]:
             if waiting is not None and place.state == PARAM:
                 late = run_of(place._replace(state=GRAD), mesh, rank)
                 yield from _shared(late, waiting[place.at], flat.spec, place.mine, copies)
-        if flat.scales is not None:
-            yield from _scales(flat, mesh, rank, copies)
+        if not strategy.layout.own(rank, flat.name).start:  # the first of all ranks with these scales writes
+            for mine, (run, buffer) in scales_of(flat, mesh, rank):
+                yield from _shared(run, buffer, flat.spec, mine, copies)
 
 
 def _shared(run: Run, buffer: Buffer, flat: FlatSpec, mine: Overlap, copies: Copies) -> Iterator[Source]:
@@ -173,15 +174,17 @@ def _shared(run: Run, buffer: Buffer, flat: FlatSpec, mine: Overlap, copies: Cop
         yield Source(run._replace(start=run.start + start, stop=run.start + stop), buffer[start:stop])
 
 
-def _scales(flat: Flat, mesh: Mesh, rank: int, copies: Copies) -> Iterator[Source]:
-    """Yield the scales that are whole on every rank: the first of all ranks with them writes."""
-    if copies.layout.own(rank, flat.name).start or flat.scales is None:
+def scales_of(flat: Flat, mesh: Mesh, rank: int) -> Iterator[tuple[Overlap, Source]]:
+    """Yield the scales that are whole on every rank, weight by weight."""
+    if flat.scales is None:
         return
     for index, weight in enumerate(flat.spec.weights):
         at = beside(flat.spec, index)
         mine = Overlap(index, weight, 0, weight.numel, 0)
-        run = run_of(Places(mine, SCALES, "bytes", 0, at.stop - at.start, at), mesh, rank)
-        yield from _shared(run, flat.scales[at], flat.spec, mine, copies)
+        yield (
+            mine,
+            Source(run_of(Places(mine, SCALES, "bytes", 0, at.stop - at.start, at), mesh, rank), flat.scales[at]),
+        )
 
 
 def own_numbers(strategy: Stage, rank: int) -> Iterator[Source]:
