@@ -94,9 +94,10 @@ class Saver:
 
     def settle(self) -> None:
         """Wait until everything that is written beside the steps is on the drives."""
-        for _, work in self._beside:
-            self.device.recorder.add(Wait(self.device.where, work, CPU))
-        self._beside.clear()
+        with self.device.scope(phase=Phase.SAVE):
+            for work in [work for _, work in self._beside]:  # keeps no buffer beyond the phase
+                self.device.recorder.add(Wait(self.device.where, work, CPU))
+            self._beside.clear()
 
     def _sources(self) -> Iterable[Source]:
         rank = self.device.rank
