@@ -142,10 +142,11 @@ class Copies:
 
 
 def share(numel: int, number: int, count: int) -> tuple[int, int]:
-    """Return the numbers [start, stop) of `numel` that one of `count` holders of copies writes."""
-    step = -(-numel // count) if count else 0
-    start = min(numel, number * step)
-    return start, min(numel, start + step)
+    """Return the numbers [start, stop) of `numel` that one of `count` holders of copies writes: the first ones write
+    one number more where they do not divide evenly."""
+    each, more = divmod(numel, count) if count else (0, 0)
+    start = number * each + min(number, more)
+    return start, start + each + (number < more)
 
 
 def written(strategy: Strategy, rank: int) -> Iterator[Source]:
@@ -160,7 +161,8 @@ def written(strategy: Strategy, rank: int) -> Iterator[Source]:
             if waiting is not None and place.state == PARAM:
                 late = run_of(place._replace(state=GRAD), mesh, rank)
                 yield from _shared(late, waiting[place.at], flat.spec, place.mine, copies)
-        if not strategy.layout.own(rank, flat.name).start:  # the first of all ranks with these scales writes
+        own = strategy.layout.own(rank, flat.name)
+        if own.size and not own.start:  # the first slice's rank, or the owner, writes what all have
             for mine, (run, buffer) in scales_of(flat, mesh, rank):
                 yield from _shared(run, buffer, flat.spec, mine, copies)
 
