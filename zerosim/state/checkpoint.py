@@ -80,10 +80,10 @@ class Checkpoint:
         found = [one for one in self._runs[weight, state] if one[0].cuts == cuts]
         return self._range([one for one in found if one[0].rank == found[0][0].rank], 0, stop)
 
-    def is_of(self, run: Run) -> bool:
-        """Return whether a rank with this run wrote it: the mesh is the same there."""
+    def ranks_of(self, run: Run) -> set[int]:
+        """Return the ranks with numbers of their own for a run's piece."""
         found = self._runs.get((run.weight, run.state), [])
-        return any((one.rank, one.cuts, one.follows) == (run.rank, run.cuts, run.follows) for one, _ in found)
+        return {one.rank for one, _ in found if (one.cuts, one.follows) == (run.cuts, run.follows) and one.rank is not None}
 
     def states(self, weight: str) -> list[str]:
         """Return which states of a weight there are."""
@@ -116,8 +116,7 @@ class Checkpoint:
         if found[0][0].follows != "elements":
             raise InputError(
                 f"{self.folder}: {state} of {weight} belongs to whole pieces of another mesh, and cannot be cut for "
-                f"this one; resume with its tp {self.manifest.config.get('tp', 1)} and ep "
-                f"{self.manifest.config.get('ep', 1)}"
+                f"this one; resume with its {self._cut_by()}"
             )
         members = [Cut(split, piece, split.pieces) for split, piece in cuts]
         return take(self.whole(weight, state), members).reshape(-1)[start:stop]
@@ -170,6 +169,10 @@ class Checkpoint:
             run = runs[0][0]
             raise InputError(f"{self.folder}: no rank's file has number {at} of {run.state} of {run.weight}: a hole")
         return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+    def _cut_by(self) -> str:
+        given = {"tp": 1, "ep": 1, "tiles": 1, **self.manifest.config}
+        return f"tp {given['tp']}, ep {given['ep']} and tiles {given['tiles']}"
 
     def _instead(self, weight: str) -> str:
         states = self.states(weight)

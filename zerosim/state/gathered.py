@@ -17,7 +17,7 @@ from zerosim.dtypes import DType
 from zerosim.parallel.base import Strategy
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import WeightSpec
-from zerosim.state.runs import CHECKPOINT, CODES, GRAD, PARAM, SCALES, Source, arrays_of, places, run_of
+from zerosim.state.runs import CHECKPOINT, CODES, GRAD, PARAM, SCALES, Source, arrays_of, places, run_of, scales_of
 from zerosim.tensor.flat import Flat, in_turn
 
 
@@ -28,6 +28,9 @@ def gathered(strategy: Strategy) -> Iterator[Source]:
         with strategy.device.scope(unit=flat.spec.module):
             for name, dtype, own in _states(strategy, flat):
                 yield from _of_state(strategy, flat, name, dtype, own)
+            for mine, source in scales_of(flat, strategy.layout.mesh, strategy.device.rank):
+                if _leads(strategy, flat) and _counts(strategy, flat, mine.weight):
+                    yield source
 
 
 def _states(strategy: Strategy, flat: Flat) -> Iterator[tuple[str, DType, Buffer | None]]:

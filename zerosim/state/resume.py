@@ -111,7 +111,7 @@ def restore(checkpoint: Checkpoint, strategy: Strategy, model: Model) -> None:
                 write(_piece(checkpoint, run_of(place, mesh, rank)), flat.states[place.state][place.at])
     if isinstance(strategy, Stage):
         for run, kept in own_numbers(strategy, rank):
-            write(_own(checkpoint, run), kept)
+            write(_own(checkpoint, run, _holders(strategy, run)), kept)
     _resume_late(checkpoint, strategy, numbers.get("delayed"))
     if (balance := model.group.balance) is not None:
         for name, bias in balance.biases.items():
@@ -132,13 +132,22 @@ def _piece(checkpoint: Checkpoint, run: Run) -> Any:
     return checkpoint.piece(run.weight, run.state, run.shape, run.cuts, run.start, run.stop, run.rank)
 
 
-def _own(checkpoint: Checkpoint, run: Run) -> Any:
-    """Return numbers that are a rank's own: those of this rank on the mesh that wrote them, else the mean."""
-    if run.rank is None or checkpoint.is_of(run):
+def _own(checkpoint: Checkpoint, run: Run, holders: set[int]) -> Any:
+    """Return numbers that are a rank's own: those of this rank if the same ranks had some, else the mean."""
+    ranks = checkpoint.ranks_of(run)
+    if run.rank is None or ranks == holders:
         return _piece(checkpoint, run)
-    if run.follows == "packed":
-        return checkpoint.piece(run.weight, run.state, run.shape, run.cuts, run.start, run.stop, 0)
+    if run.follows == "packed":  # the same on all of them
+        return _piece(checkpoint, run._replace(rank=min(ranks, default=None)))
     return checkpoint.means(run.weight, run.state, run.cuts, run.start, run.stop)
+
+
+def _holders(strategy: Strategy, run: Run) -> set[int]:
+    """Return the ranks that have numbers of their own for a run's weight: all with its flat buffer."""
+    layout, mesh = strategy.layout, strategy.layout.mesh
+    names = {name for name, flat in layout.flats.items() if run.weight in (name, *(one.name for one in flat.weights))}
+    stages = {stage for stage, held in enumerate(layout.stages) if not names.isdisjoint(held)}
+    return {rank for rank in range(mesh.world_size) if mesh.index(rank, "pp") in stages}
 
 
 def _resume_late(checkpoint: Checkpoint, strategy: Strategy, late: Mapping[str, Any] | None) -> None:

@@ -142,10 +142,11 @@ class Copies:
 
 
 def share(numel: int, number: int, count: int) -> tuple[int, int]:
-    """Return the numbers [start, stop) of `numel` that one of `count` holders of copies writes."""
-    step = -(-numel // count) if count else 0
-    start = min(numel, number * step)
-    return start, min(numel, start + step)
+    """Return the numbers [start, stop) of `numel` that one of `count` holders of copies writes: the first ones write
+    one number more where they do not divide evenly."""
+    each, more = divmod(numel, count) if count else (0, 0)
+    start = number * each + min(number, more)
+    return start, start + each + (number < more)
 
 
 def written(strategy: Strategy, rank: int) -> Iterator[Source]:
@@ -160,8 +161,10 @@ def written(strategy: Strategy, rank: int) -> Iterator[Source]:
             if waiting is not None and place.state == PARAM:
                 late = run_of(place._replace(state=GRAD), mesh, rank)
                 yield from _shared(late, waiting[place.at], flat.spec, place.mine, copies)
-        if flat.scales is not None:
-            yield from _scales(flat, mesh, rank, copies)
+        own = strategy.layout.own(rank, flat.name)
+        if own.size and not own.start:  # the first slice's rank, or the owner, writes what all have
+            for mine, (run, buffer) in scales_of(flat, mesh, rank):
+                yield from _shared(run, buffer, flat.spec, mine, copies)
 
 
 def _shared(run: Run, buffer: Buffer, flat: FlatSpec, mine: Overlap, copies: Copies) -> Iterator[Source]:
@@ -173,15 +176,17 @@ def _shared(run: Run, buffer: Buffer, flat: FlatSpec, mine: Overlap, copies: Cop
         yield Source(run._replace(start=run.start + start, stop=run.start + stop), buffer[start:stop])
 
 
-def _scales(flat: Flat, mesh: Mesh, rank: int, copies: Copies) -> Iterator[Source]:
-    """Yield the scales that are whole on every rank: the first of all ranks with them writes."""
-    if copies.layout.own(rank, flat.name).start or flat.scales is None:
+def scales_of(flat: Flat, mesh: Mesh, rank: int) -> Iterator[tuple[Overlap, Source]]:
+    """Yield the scales that are whole on every rank, weight by weight."""
+    if flat.scales is None:
         return
     for index, weight in enumerate(flat.spec.weights):
         at = beside(flat.spec, index)
         mine = Overlap(index, weight, 0, weight.numel, 0)
-        run = run_of(Places(mine, SCALES, "bytes", 0, at.stop - at.start, at), mesh, rank)
-        yield from _shared(run, flat.scales[at], flat.spec, mine, copies)
+        yield (
+            mine,
+            Source(run_of(Places(mine, SCALES, "bytes", 0, at.stop - at.start, at), mesh, rank), flat.scales[at]),
+        )
 
 
 def own_numbers(strategy: Stage, rank: int) -> Iterator[Source]:
