@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from zerosim.analysis.expect import Runs, judge, read_expectations
 from zerosim.analysis.interval import FEWEST, Interval, Measured, interval
 from zerosim.analysis.memory_interval import (
     ADAPTERS,
@@ -24,6 +25,7 @@ from zerosim.analysis.memory_interval import (
 )
 from zerosim.cli.main import main
 from zerosim.config import plan_config
+from zerosim.config.files import read_scenario_file
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.report.memory import Certainty, certainty
 from zerosim.report.verdict import Limit
@@ -57,7 +59,14 @@ def test_a_class_is_read_off_the_configuration() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_table_is_what_plans_miss(path: Path) -> None:
-    assert measure(path) == [row for row in read_peaks() if row.scenario == path.stem]
+    """And every figure of the file is as near as it says: the same runs tell both."""
+    runs = Runs()
+    for table in read_expectations(read_scenario_file(str(path))):
+        judged = judge(table, runs)
+        assert [failure for cell in judged.cells for failure in cell.failures] == []
+        assert judged.failures == ()
+        assert judged.cells
+    assert measure(path, runs) == [row for row in read_peaks() if row.scenario == path.stem]
 
 
 def test_the_table_has_every_measured_file() -> None:

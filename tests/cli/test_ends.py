@@ -36,7 +36,7 @@ VERBS = [
     "explain --stage 2 --params 7.5B --ranks 64 --json out.json",
     "plot memory -o out.svg --json out.json",
     f"step {SMALL} --steps 1",
-    "zoo --json out.json",
+    "zoo gpus --json out.json",
     "doctor --json out.json",
     "--version",
     "run --help",
