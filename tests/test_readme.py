@@ -85,6 +85,23 @@ def test_a_job_prints_what_its_page_shows(command: str, text: str, capsys: pytes
     assert code == (3 if wanted[0].startswith(("Does not fit", "Nothing fits")) else 0) or "..." in text.splitlines()[0]
 
 
+@pytest.mark.slow
+@pytest.mark.bits
+def test_commands_of_the_page_on_checkpoints_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other in one folder, as a reader types them."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```console\n(.*?)```", read(PAGES["checkpoints.md"]), re.DOTALL)
+    commands = [one for block in blocks for one in re.findall(r"\$ (zerosim .*)\n([^$]*)", block)]
+    assert len(commands) > 10
+    for command, text in commands:
+        assert main(shlex.split(command)[1:]) == 0, command
+        lines = capsys.readouterr().out.splitlines()
+        wanted = [line for line in text.splitlines() if line.strip() and line != "..."]
+        assert [line for line in lines if line in wanted] == wanted, command
+
+
 def test_the_page_has_ten_jobs() -> None:
     assert len(re.findall(r"^## \d+\. ", PAGES["ten_jobs.md"].read_text("utf-8"), re.MULTILINE)) == 10
     assert len(JOBS) >= 10
