@@ -84,7 +84,7 @@ class Saver:
             self.settle()
             sources = self._sources()
             if self.asked.how == ASYNC:
-                sources = [Source(run, self._staged(buffer)) for run, buffer in sources]
+                sources = [source._replace(buffer=self._staged(source.buffer)) for source in sources]
             self._write(done, sources)
             self.world.barrier()
             if self.asked.folder is not None and self.device.rank == 0:
@@ -135,7 +135,7 @@ class Saver:
         then."""
         import numpy as np
 
-        host = self._staged(source.buffer)
+        host = source.buffer if self.asked.how == ASYNC else self._staged(source.buffer)
         work = self.device.next_id() if self.asked.how == ASYNC else None
         self.device.recorder.add(Copy(self.device.where, HOST, NVME, host.nbytes, CHECKPOINT, work, CPU))
         if work is not None:
@@ -146,7 +146,7 @@ class Saver:
         """Return a buffer's copy on the host; the buffer itself if it is there already and written at once."""
         if buffer.memory == DEVICE:
             return copy_to_host(buffer, Kind.TEMP, CHECKPOINT)
-        if buffer.memory == HOST and (self.asked.how != ASYNC or any(buffer is one for one, _ in self._beside)):
+        if buffer.memory == HOST and self.asked.how != ASYNC:
             return buffer
         host = self.device.alloc(buffer.shape, buffer.dtype, Kind.TEMP, memory=HOST)
         launch_copy(buffer, host, after=CPU, purpose=CHECKPOINT).wait(CPU)
