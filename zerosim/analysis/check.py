@@ -120,10 +120,10 @@ class Compared(NamedTuple):
         return shown(form, self.held)
 
     def rows(self, purpose: str) -> list[tuple[int, TrafficRow]]:
-        """Return the rows of the step with this purpose, with their ranks."""
+        """Return the rows of the step with this purpose, with their ranks; a save is no part of it."""
         return [
             (rank, row)
             for rank in self.ranks
             for row in self.result.traffic[rank]
-            if row.step == self.step and row.purpose == purpose
+            if row.step == self.step and row.purpose == purpose and not row.saves
         ]

@@ -23,7 +23,7 @@ from zerosim.placement.memories import DEVICE
 READ = (Repeat, Kernel, Launch, Wait, Copy, CpuEvent)
 BLOCK = "h.0"
 """Any block: a template's entries are found in it."""
-FORWARD, BACKWARD = Phase.FORWARD.value, Phase.BACKWARD.value
+FORWARD, BACKWARD, SAVE = Phase.FORWARD.value, Phase.BACKWARD.value, Phase.SAVE.value
 FORWARD_PRODUCTS = ("linear", "grouped", "attention_scores", "attention_values", "flash_attention")
 """Products of forward. In backward they are recomputed."""
 FLASH_BACKWARD, FLASH_GRADS, FLASH_PRODUCTS = "flash_attention_backward", 4, 5
@@ -67,6 +67,8 @@ class PaceLedger:
                 if event.scope.step == self.step:
                     yield Live(event.scope, self._live)
             if type(event) not in READ or event.scope.step != self.step:  # faster than isinstance
+                continue
+            if event.scope.phase == SAVE:  # the step has ended
                 continue
             if isinstance(event, Kernel):
                 if event.work is None:  # a collective's own sums are part of it

@@ -16,6 +16,7 @@ from zerosim.ledger.costs import Costs
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.pools import PoolLedger
+from zerosim.ledger.saving import SaveLedger
 from zerosim.ledger.traffic import CommLedger
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ FILES = ("data", "tokens", "weights")
 
 class RankLedgers:
     """The ledgers of one rank: memory, traffic, its memory pool; on rank 0 activations too (all ranks save the same);
-    its allocator, unless it is exact; and times, by `costs`, in the step `timed`.
-
+    its allocator, unless it is exact; and times, by `costs`, in the step `timed`. With `saving` it counts saves alone,
+    beside memory and traffic.
 
     `events` is the run's stored record.
     """
@@ -41,6 +42,7 @@ class RankLedgers:
         *,
         by_moment: bool = False,
         timed: int = 0,
+        saving: bool = False,
     ) -> None:
         self.rank = rank
         self.memory = MemoryLedger(by_moment=by_moment)
@@ -48,12 +50,13 @@ class RankLedgers:
         self.pool = PoolLedger()
         self.activations = ActivationLedger() if rank == 0 else None
         self.allocator = None if allocator == "exact" else AllocatorLedger()
-        self.pace = None if costs is None else PaceLedger(costs, step=timed)
+        self.pace = None if costs is None or saving else PaceLedger(costs, step=timed)
+        self.save = SaveLedger(costs) if saving else None
         self.events: list[Event] = []
 
     @property
     def readers(self) -> tuple[Reader, ...]:
-        own = (self.memory, self.traffic, self.pool, self.activations, self.allocator, self.pace)
+        own = (self.memory, self.traffic, self.pool, self.activations, self.allocator, self.pace, self.save)
         return tuple(reader for reader in own if reader is not None)
 
     def explain(self, error: OutOfMemory) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from zerosim.device.device import Phase
 from zerosim.device.events import Copy, Event, Launch
 from zerosim.device.stretches import Repeat, Stretch
 
@@ -37,6 +38,11 @@ class TrafficRow(NamedTuple):
     def wire_bytes(self) -> int:
         """The bytes sent or, if not observed, the bytes that a ring would send."""
         return (self.sent_bytes or 0) if self.modelled_bytes is None else self.modelled_bytes
+
+    @property
+    def saves(self) -> bool:
+        """Whether it is a save's, and no part of the step."""
+        return self.phase == Phase.SAVE
 
 
 def _sum(total: int | None, more: int | None) -> int | None:

@@ -15,6 +15,7 @@ from zerosim.device.copies import copy_to_host
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.parallel.base import Strategy
+from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import WeightSpec
 from zerosim.state.runs import CHECKPOINT, CODES, GRAD, PARAM, SCALES, Source, arrays_of, places, run_of, scales_of
@@ -50,7 +51,7 @@ def _of_state(strategy: Strategy, flat: Flat, name: str, dtype: DType, own: Buff
     parts = [flat.own] if is_whole else layout.parts(stage, flat.name, state)
     sizes = [_numel(strategy, flat, name, part) for part in parts]
     whole = own if is_whole else _gathered(strategy, flat, dtype, own, sizes)
-    if whole is None or not _leads(strategy, flat):
+    if whole is None or not leads(layout, rank, flat.name):
         return
     host, each = copy_to_host(whole, Kind.TEMP, CHECKPOINT), 0 if layout.owner(flat.name) is not None else max(sizes)
     del whole
@@ -60,7 +61,7 @@ def _of_state(strategy: Strategy, flat: Flat, name: str, dtype: DType, own: Buff
             is_again = place.follows in ("rows", "columns") and place.mine.start > 0
             if is_of_state and not is_again and _counts(strategy, flat, place.mine.weight):
                 run = run_of(place._replace(state=name), layout.mesh, rank)
-                yield Source(run, host[number * each + place.at.start : number * each + place.at.stop])
+                yield Source(run, host[number * each + place.at.start : number * each + place.at.stop], flat.name)
 
 
 def _numel(strategy: Strategy, flat: Flat, name: str, part: Slice) -> int:
@@ -85,10 +86,11 @@ def _gathered(strategy: Strategy, flat: Flat, dtype: DType, own: Buffer | None, 
     return group.all_gather(own, kind=Kind.COMM) if owner is None else group.broadcast(own, owner)
 
 
-def _leads(strategy: Strategy, flat: Flat) -> bool:
-    """Return whether this rank is the first of those that hold a flat's slices: it writes."""
-    mesh, rank = strategy.layout.mesh, strategy.device.rank
-    return all(mesh.index(rank, axis) == 0 for axis in ("dp_replicate", *flat.held.axes))
+def leads(layout: Layout, rank: int, name: str) -> bool:
+    """Return whether a rank is the first of those that hold a flat buffer's slices: it writes."""
+    mesh, rows = layout.mesh, layout.rows(name)
+    axes = rows["optim" if layout.is_trained(name) else "param"].axes
+    return all(mesh.index(rank, axis) == 0 for axis in ("dp_replicate", *axes))
 
 
 def _counts(strategy: Strategy, flat: Flat, weight: WeightSpec) -> bool:

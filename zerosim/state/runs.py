@@ -65,10 +65,11 @@ class Run(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A run, and the buffer that holds it."""
+    """A run, the buffer that holds it, and the flat whose turn it is."""
 
     run: Run
     buffer: Buffer
+    flat: str = ""
 
 
 def cuts_of(weight: WeightSpec, mesh: Mesh, rank: int) -> Cuts:
@@ -173,7 +174,8 @@ def _shared(run: Run, buffer: Buffer, flat: FlatSpec, mine: Overlap, copies: Cop
         return  # every slice has them: the first one's rank writes
     start, stop = share(run.numel, number, count)
     if start < stop:
-        yield Source(run._replace(start=run.start + start, stop=run.start + stop), buffer[start:stop])
+        part = run._replace(start=run.start + start, stop=run.start + stop)
+        yield Source(part, buffer[start:stop], flat.name)
 
 
 def scales_of(flat: Flat, mesh: Mesh, rank: int) -> Iterator[tuple[Overlap, Source]]:

@@ -110,7 +110,8 @@ class Saver:
     def _write(self, done: int, sources: Iterable[Source]) -> None:
         folder, rank = self.asked.folder, self.device.rank
         if folder is None:
-            for source in sources:
+            for source in list(sources) if self.asked.how == GATHERED else sources:
+                self.device.turn(source.flat)
                 self._values(source)
             return
         place, found = folder.writing(done), list(sources)

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from zerosim.config import RunConfig
@@ -35,6 +36,7 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.entries import Entries
 from zerosim.ledger.memory import Moment, Snapshot
+from zerosim.ledger.saving import SaveCounts
 from zerosim.ledger.splice import Spliced, spliced
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.parallel.pipeline import schedule_of
@@ -118,11 +120,19 @@ def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
         few += few - wanted % step
 
 
+def shortest(config: RunConfig) -> RunConfig:
+    """Return the configuration with the fewest microbatches that stand for its own number."""
+    counts = next(shorter_runs(config), None)
+    return config if counts is None else _in_groups(config).replace(accumulate=counts[0])
+
+
 class Planned(NamedTuple):
-    """A plan without its time, and what the clock reads for that: by rank the entries of the timed step."""
+    """A plan without its time, and what the clock reads for that: by rank the entries of the timed step. `saves`: of a
+    plan that saves, what each rank's save took."""
 
     result: RunResult
     entries: Mapping[int, Entries]
+    saves: Mapping[int, SaveCounts] = MappingProxyType({})
 
 
 def from_short_plans(

@@ -43,6 +43,7 @@ from zerosim.parallel import context, experts
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
+from zerosim.state.saver import NONE, Checkpoints
 from zerosim.train.build import Whole, declare
 from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
@@ -52,6 +53,7 @@ from zerosim.train.owners import spliced
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
+from zerosim.train.saving_plan import by_writing, followers, planned_saves, with_save, without_save
 from zerosim.train.work import check_plan
 from zerosim.train.world import node_ranks, world_of
 
@@ -94,8 +96,11 @@ def plan(
     costs = costs_of(config, cluster) if cluster is not None and clock else None
     repeats: Rehearsals | None = None if every_block else {}
 
-    def planned(asked: RunConfig, by_moment: bool = False) -> Planned:
-        return _plan(asked, whole, every_rank, repeats, skipped, keep_events, cluster, costs, by_moment)
+    def planned(
+        asked: RunConfig, by_moment: bool = False, node: Cluster | None = cluster, save: bool = False
+    ) -> Planned:
+        kept = keep_events and not save
+        return _plan(asked, whole, every_rank, repeats, skipped, kept, node, costs, by_moment, save)
 
     def time_of(found: Planned) -> StepTime | None:
         return None if costs is None else _time(found, costs)
@@ -109,7 +114,8 @@ def plan(
         found = planned(config)
         result = replace(found.result, time=time_of(found))
     check_nodes(result.memory, result.node_ranks, others)
-    return result
+    node = None if cluster is None else cluster.without_limits()
+    return with_save(result, partial(planned, by_moment=True, node=node, save=True))
 
 
 def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: bool = False) -> None:
@@ -128,8 +134,10 @@ def _plan(
     cluster: Cluster | None,
     costs: Costs | None,
     by_moment: bool,
+    save: bool = False,
 ) -> Planned:
-    """Plan all microbatches."""
+    """Plan all microbatches; with `save` count the save after them. A record that is kept has the save too."""
+    saves = planned_saves(config) if save or keep_events else NONE
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
     of_owners = around if owns_units(config.parallel) else (0,)  # and what goes to an owner
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
@@ -139,13 +147,15 @@ def _plan(
     unread = (Message,) if costs is not None else (Message, Kernel, Wait)  # by these readers
 
     def readers_of(rank: int) -> tuple[Reader, ...]:
-        one = RankLedgers(rank, allocator, costs, by_moment=by_moment, timed=timed_step(config))
+        timed = timed_step(config)
+        one = RankLedgers(rank, allocator, costs, by_moment=by_moment, timed=timed, saving=save)
         ledgers[rank], uneven[rank] = one, _UnevenReductions()
         return *(reader for reader in one.readers if reader is not one.pool), uneven[rank]  # shapes have no memory pool
 
     def run_as_owner(asked: RunConfig, layout: Layout, rank: int, reader: Reader) -> None:
         dealt = whole._replace(layout=layout)
-        reports[rank], _ = _run_rank(asked, dealt, rank, (reader,), repeats, skipped, cluster, takes_turns=True)
+        readers = (reader,)
+        reports[rank], _ = _run_rank(asked, dealt, rank, readers, repeats, skipped, cluster, saves, takes_turns=True)
 
     def fits(rank: int, record: Iterable[list[Event]]) -> bool:
         """Read a rank's record. Return whether its device refuses nothing."""
@@ -158,7 +168,7 @@ def _plan(
     def run_program(rank: int) -> None:
         readers = readers_of(rank)
         try:
-            ran = _run_rank(config, whole, rank, readers, repeats, skipped, cluster, keep_events=keep_events)
+            ran = _run_rank(config, whole, rank, readers, repeats, skipped, cluster, saves, keep_events=keep_events)
         except OutOfMemory as error:
             ledgers[rank].explain(error)
             raise
@@ -168,7 +178,8 @@ def _plan(
         new = sorted(set(ranks) - ledgers.keys())
         if new and config.memory.capacity is not None and not ledgers:
             run_program(new.pop(0))  # a plan that does not fit ends here as a rule
-        records = {} if every_rank or keep_events else spliced(config, whole.layout, new, run_as_owner, unread)
+        alike = followers(config, whole.layout, new) if save else new
+        records = {} if every_rank or keep_events else spliced(config, whole.layout, alike, run_as_owner, unread)
         for rank in new:
             if rank not in records or not fits(rank, records[rank]):
                 run_program(rank)
@@ -177,13 +188,15 @@ def _plan(
     if not every_rank:
         why = [*reasons(by_tensor=by_tensor), *context.unlike(config), *experts.unlike(config)]
         stands_for = by_loading(config, classes(whole.layout, why, of_owners))
+        stands_for = by_writing(config, whole.layout, stands_for) if save else stands_for
         run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
         found = {rank: uneven[rank].found for rank in set(stands_for)}
         stands_for = by_shares(stands_for, whole.layout.mesh, found, around)
     run(stands_for)
     size = node_ranks(config, cluster)
     result = collect(config, *whole, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
-    return Planned(result, {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None})
+    entries = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
+    return Planned(result, entries, {rank: one.save.last for rank, one in ledgers.items() if one.save is not None})
 
 
 def _time(found: Planned, costs: Costs) -> StepTime:
@@ -237,6 +250,7 @@ def judged(config: RunConfig, capacity: int | None) -> RunConfig:
     step, and their reserved bytes depend on the capacity. So the configuration's own steps are planned, at most
     `MOST_STEPS`.
     """
+    config = without_save(config)
     own = None if is_exact(config.memory) else config.optim.steps
     steps = None if own is None else min(own, MOST_STEPS)
     return config.replace(capacity=None if capacity is None else max(1, capacity), steps=steps)
@@ -308,6 +322,7 @@ def _run_rank(
     repeats: Rehearsals | None,
     skipped: Collection[int],
     cluster: Cluster | None,
+    saves: Checkpoints,
     *,
     keep_events: bool = False,
     takes_turns: bool = False,
@@ -318,7 +333,7 @@ def _run_rank(
         ctx.device.takes_turns = takes_turns
         rows = np.broadcast_to(np.int64(-1), (config.data.micro_batch, config.model.columns))  # no token, and no memory
         steps, micro_batches = planned_steps(config), [rows] * config.data.accumulate
-        inputs = Inputs(steps, lambda ctx, model, step: micro_batches, lambda flat, group: None)
+        inputs = Inputs(steps, lambda ctx, model, step: micro_batches, lambda flat, group: None, saves)
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
         trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats)
         return trained.reports, ctx.device.recorder.history

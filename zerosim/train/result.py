@@ -28,6 +28,7 @@ from zerosim.train.check_trained import counts_of
 from zerosim.train.memory import OtherMemory, RankMemory
 from zerosim.train.nodes import NodeMemory, nodes_of, nodes_values
 from zerosim.train.offload import moves_states
+from zerosim.train.saved import Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class RunResult:
     extended_from      of a plan: the numbers of microbatches of the two runs from which all figures were extended
     node_ranks         how many neighbouring ranks share a node
     first_step         the first step of this run: others were done by the run that it goes on with
+    save               of a plan: what a save after its last step takes, if one was asked for
     routed             choices of experts in a run, dropped ones, and by block how often each expert was chosen
 
     On shapes alone there are no losses, norms and weights, and one of each group of identical ranks ran:
@@ -98,6 +100,7 @@ class RunResult:
     node_ranks: int = 1
     routed: Routed = NOTHING_ROUTED
     first_step: int = 0
+    save: Saved | None = None
 
     @property
     def last_step(self) -> int:
@@ -133,7 +136,7 @@ class RunResult:
         """Return the bytes that one rank sent in one step; with native collectives, which do not report them, those of
         a ring."""
         rows = self.traffic[rank]
-        return sum(row.wire_bytes for row in rows if row.step == step and row.purpose == purpose)
+        return sum(row.wire_bytes for row in rows if row.step == step and row.purpose == purpose and not row.saves)
 
     @property
     def is_modelled(self) -> bool:

@@ -42,7 +42,7 @@ class SavingConfig(Part):
     )  # fmt: skip
     mtbf: float | None = option(
         None, "hours between failures of the whole job, for the interval between saves in a plan", above=0, high=10**9,
-        metavar="HOURS", shown="50,800 GPU hours, as of Llama 3's training",
+        metavar="HOURS", shown="50,700 GPU hours / ranks, as in Llama 3's training",
     )  # fmt: skip
 
     @property
