@@ -11,6 +11,7 @@ Every file can be read without zerosim. Nothing in them is executed.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,14 @@ class Manifest(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         files = [entry._asdict() for entry in self.files]
-        return {"format": FORMAT, "schema": SCHEMA, **self._asdict(), "files": files}
+        values = {"format": FORMAT, "schema": SCHEMA, **self._asdict(), "files": files}
+        return {**values, "sha256": own_checksum(values)}
+
+
+def own_checksum(values: Mapping[str, Any]) -> str:
+    """Return the checksum of a manifest's other values, however they are laid out."""
+    others = {name: value for name, value in values.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -71,6 +79,8 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path}: schema {values['schema']} is newer than this zerosim's, {SCHEMA}: it was written by zerosim "
                 f"{values.get('version', '?')}; use that version"
             )
+        if values["sha256"] != own_checksum(values):
+            raise InputError(f"{path}: its checksum is not that of its text: it was changed or the drive has an error")
         files = tuple(Entry(_plain(one["name"]), count(one["nbytes"]), str(one["sha256"])) for one in values["files"])
         config, numbers = values["config"], values["numbers"]
         if not isinstance(config, dict) or not isinstance(values["files"], list) or not files:
