@@ -198,7 +198,7 @@ def test_a_random_run_goes_on_bit_for_bit(case: int, tmp_path: Path) -> None:
     drives.mkdir()
     fixed: dict[str, Any] = dict(steps=4, nvme=str(drives), save_state=str(folder), save_every=2)
     for how in rng.sample(WAYS, len(WAYS)):
-        fields, config = drawn(rng, made, **fixed, save_as=how)
+        _, config = drawn(rng, made, **fixed, save_as=how)
         try:
             whole = saved(config, folder, 2, how)
             break

@@ -31,18 +31,24 @@ class Checkpoint:
                 self._open(folder / entry.name)
 
     def _open(self, index: Path) -> None:
-        stored, rank = read_header(str(index.with_suffix(".safetensors"))), int(index.stem.rpartition("-")[2])
-        own = self.by_rank[rank] = []
+        number = index.stem.removeprefix("rank-")
+        if not (number.isascii() and number.isdecimal()):
+            raise InputError(f"{index}: expected rank-, and a rank's number; its manifest is damaged")
+        stored = read_header(str(index.with_suffix(".safetensors")))
+        own = self.by_rank[int(number)] = []
         for values in read_index(index):
             try:
                 run = from_json(values)
                 tensor = stored[run.name]
                 if tensor.numel != run.numel:
                     raise ValueError(f"{tensor.numel} numbers")
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+                same = self._runs.setdefault((run.weight, run.state), [])
+                if same and (same[0][0].shape, same[0][0].follows) != (run.shape, run.follows):
+                    raise ValueError(f"{run.weight} has two shapes")
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
                 raise InputError(f"{index}: does not describe its tensors ({error}); it is damaged") from None
             own.append((run, tensor))
-            self._runs.setdefault((run.weight, run.state), []).append((run, tensor))
+            same.append((run, tensor))
 
     @property
     def step(self) -> int:
@@ -83,7 +89,9 @@ class Checkpoint:
     def ranks_of(self, run: Run) -> set[int]:
         """Return the ranks with numbers of their own for a run's piece."""
         found = self._runs.get((run.weight, run.state), [])
-        return {one.rank for one, _ in found if (one.cuts, one.follows) == (run.cuts, run.follows) and one.rank is not None}
+        return {
+            one.rank for one, _ in found if (one.cuts, one.follows) == (run.cuts, run.follows) and one.rank is not None
+        }
 
     def states(self, weight: str) -> list[str]:
         """Return which states of a weight there are."""

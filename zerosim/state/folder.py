@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.config import OPTIONS
+from zerosim.device.interrupts import signals_postponed
 from zerosim.errors import InputError, OutputError, wrong
 from zerosim.state.manifest import MANIFEST, Entry, Manifest, checksum, damage, read_manifest
 
@@ -34,7 +35,7 @@ def saved_steps(folder: Path) -> list[int]:
     """Return the saved steps in a folder, the newest last, whole or not."""
     try:
         found = [match for entry in folder.iterdir() if (match := _STEP.fullmatch(entry.name)) and entry.is_dir()]
-    except OSError:
+    except (OSError, ValueError):
         return []
     return sorted(int(match[1]) for match in found)
 
@@ -45,7 +46,13 @@ def newest(path: str) -> Path:
     Raises: InputError if there is none, with what is wrong with the newest.
     """
     folder, first = Path(path), ""
-    if (folder / MANIFEST).is_file():
+    try:
+        is_step = "\0" not in path and (folder / MANIFEST).is_file()
+    except OSError as error:
+        raise wrong(
+            "resume", f" {path}: {error.strerror or error}; expected a folder that --save-state wrote"
+        ) from None
+    if is_step:
         if why := damage(folder, read_manifest(folder)):
             raise InputError(f"resume {path}: {why}")
         return folder
@@ -134,18 +141,31 @@ class StateFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise wrong("save_state", f" {self.path}: another run saves there; choose another folder") from None
-            if (later := saved_steps(self.path)) and later[-1] > first_step:
-                raise wrong(
-                    "save_state", f" {self.path}: has step {later[-1]} of an earlier run; go on from there with "
-                    f"--resume {self.path}, or choose another folder",
-                )  # fmt: skip
+            except OSError as error:
+                why = f"cannot be locked: {error.strerror or error}"
+                raise wrong("save_state", f" {self.path}: {why}; choose another folder") from None
+            self._check_first(first_step)
             self._clean()
-            try:
-                yield
-            finally:
-                self._clean()
+            with signals_postponed() as signals:
+                try:
+                    with signals.raised():
+                        yield
+                finally:
+                    self._clean()
         finally:
             os.close(lock)
+
+    def _check_first(self, first_step: int) -> None:
+        """Raises: InputError if a later step than the first is here already."""
+        later = max(saved_steps(self.path), default=0)
+        if later <= first_step:
+            return
+        if why := damage_of(one := step_folder(self.path, later)):
+            raise wrong("save_state", f" {self.path}: has step {later}, which is damaged: {why}; remove {one}")
+        raise wrong(
+            "save_state", f" {self.path}: has step {later} of an earlier run; go on from there with "
+            f"--resume {self.path}, or choose another folder",
+        )  # fmt: skip
 
     def _clean(self) -> None:
         """Remove steps that were not completed."""

@@ -11,6 +11,7 @@ Every file can be read without zerosim. Nothing in them is executed.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,14 @@ class Manifest(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         files = [entry._asdict() for entry in self.files]
-        return {"format": FORMAT, "schema": SCHEMA, **self._asdict(), "files": files}
+        values = {"format": FORMAT, "schema": SCHEMA, **self._asdict(), "files": files}
+        return {**values, "sha256": own_checksum(values)}
+
+
+def own_checksum(values: Mapping[str, Any]) -> str:
+    """Return the checksum of a manifest's other values, however they are laid out."""
+    others = {name: value for name, value in values.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -71,15 +79,48 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path}: schema {values['schema']} is newer than this zerosim's, {SCHEMA}: it was written by zerosim "
                 f"{values.get('version', '?')}; use that version"
             )
-        files = tuple(Entry(_plain(one["name"]), int(one["nbytes"]), str(one["sha256"])) for one in values["files"])
+        if values["sha256"] != own_checksum(values):
+            raise InputError(f"{path}: its checksum is not that of its text: it was changed or the drive has an error")
+        files = tuple(Entry(_plain(one["name"]), count(one["nbytes"]), str(one["sha256"])) for one in values["files"])
         config, numbers = values["config"], values["numbers"]
-        if not isinstance(config, dict) or not isinstance(numbers, dict):
-            raise TypeError
-        return Manifest(int(values["step"]), int(values["ranks"]), config, numbers, files, str(values["version"]))
+        if not isinstance(config, dict) or not isinstance(values["files"], list) or not files:
+            raise TypeError("config is no object, or files no list")
+        _check_numbers(numbers)
+        step, ranks = count(values["step"]), count(values["ranks"], least=1)
+        return Manifest(step, ranks, config, numbers, files, str(values["version"]))
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: is damaged, or no manifest of zerosim ({type(error).__name__}: {error})") from None
+
+
+def count(value: object, least: int = 0) -> int:
+    """Return a whole number that is not less than `least`, and no larger than any file's bytes. Raises: ValueError."""
+    if type(value) is not int or not least <= value < 2**63:
+        raise ValueError(f"{str(value)[:40]!r} is no whole number from {least} on")
+    return value
+
+
+def _check_numbers(numbers: Mapping[str, Any]) -> None:
+    """Check what a run goes on with that is no tensor. Raises: KeyError, TypeError or ValueError."""
+    control, scaler, late = numbers["control"], numbers["scaler"], numbers.get("delayed")
+    for name in ("steps", "updates"):
+        count(control[name])
+    _number(control["lr"])
+    if scaler is not None:
+        _number(scaler["scale"])
+        count(scaler["left"])
+        count(scaler["attempts"])
+        count(scaler["last_overflow"], least=-1)
+    if late is not None:
+        count(late["steps"])
+        if late["scale"] is not None:
+            _number(late["scale"])
+
+
+def _number(value: object) -> None:
+    if type(value) not in (int, float):
+        raise ValueError(f"{str(value)[:40]!r} is no number")
 
 
 def read_index(path: Path) -> list[dict[str, Any]]:
@@ -100,8 +141,8 @@ def _read_json(path: Path) -> Any:
 
 def _plain(name: object) -> str:
     """Return a file's name that leads to no other folder. Raises: ValueError."""
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-        raise ValueError(name)
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+        raise ValueError(f"{str(name)[:40]!r} is no file's name")
     return name
 
 

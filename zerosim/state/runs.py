@@ -13,6 +13,7 @@ each of C ranks with the same numbers writes 1/C of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,10 +26,12 @@ from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, Overlap, WeightSpec
 from zerosim.placement.split import Split
+from zerosim.state.manifest import count
 from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.stored import beside
 
 PARAM, CODES, SCALES, GRAD, BIAS = "param", "codes", "scales", "grad", "bias"
+FOLLOWS = ("elements", "blocks", "rows", "columns", "bytes", "rank", "packed")
 CHECKPOINT = "checkpoint"
 """The purpose of a save's copies."""
 Cuts = tuple[tuple[Split, int], ...]
@@ -228,36 +231,47 @@ def to_json(run: Run) -> dict[str, Any]:
 
 
 def from_json(values: Any) -> Run:
-    """Return a run from its JSON. Raises: KeyError, TypeError or ValueError for other JSON."""
-    cuts = tuple(
-        (
-            Split(
-                _whole(cut["shape"]),
-                int(cut["dim"]),
-                int(cut["pieces"]),
-                int(cut["parts"]),
-                int(cut["padding"]),
-                str(cut["axis"]),
-                _whole(cut.get("lengths", ())),
-                (int(cut.get("around", (0, 0))[0]), int(cut.get("around", (0, 0))[1])),
-            ),
-            int(cut["piece"]),
-        )
-        for cut in values["cuts"]
+    """Return a run from its JSON. Raises: KeyError, TypeError, ValueError, IndexError or ZeroDivisionError for other
+    JSON, and for cuts that do not fit the weight, or one another."""
+    shape, rank = _counts(values["shape"]), values["rank"]
+    run = Run(
+        tensor=_text(values["tensor"]),
+        weight=_text(values["weight"]),
+        state=_text(values["state"]),
+        shape=shape,
+        cuts=tuple(_cut(cut) for cut in values["cuts"]),
+        follows=_text(values["follows"]),
+        start=count(values["start"]),
+        stop=count(values["stop"]),
+        rank=None if rank is None else count(rank),
     )
-    rank = values["rank"]
-    return Run(
-        tensor=str(values["tensor"]),
-        weight=str(values["weight"]),
-        state=str(values["state"]),
-        shape=_whole(values["shape"]),
-        cuts=cuts,
-        follows=str(values["follows"]),
-        start=int(values["start"]),
-        stop=int(values["stop"]),
-        rank=None if rank is None else int(rank),
-    )
+    for split, piece in run.cuts:
+        if split.shape != shape or not 0 <= piece < split.pieces:
+            raise ValueError(f"piece {piece} of {split.pieces} of shape {split.shape} is none of {shape}")
+        shape = split.local_shape
+    if run.follows not in FOLLOWS or run.start > run.stop:
+        raise ValueError(f"{run.follows} {run.start} to {run.stop}")
+    if run.follows in ("elements", "rank") and run.stop > math.prod(shape):
+        raise ValueError(f"{run.stop} numbers of shape {shape}")
+    return run
 
 
-def _whole(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
+def _cut(cut: Any) -> tuple[Split, int]:
+    before, after = _counts(cut.get("around", [0, 0]))
+    shape, dim, pieces = _counts(cut["shape"]), count(cut["dim"]), count(cut["pieces"], least=1)
+    parts, padding, lengths = count(cut["parts"], least=1), count(cut["padding"]), _counts(cut.get("lengths", []))
+    if dim >= len(shape):
+        raise ValueError(f"dim {dim} of shape {shape}")
+    return Split(shape, dim, pieces, parts, padding, _text(cut["axis"]), lengths, (before, after)), count(cut["piece"])
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{str(values)[:40]!r} is no list")
+    return tuple(count(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} is no text")
+    return value
