@@ -34,9 +34,9 @@ def is_measured_memory(expectation: Expectation) -> bool:
     return is_memory and expectation.cells[0].config.parallel.recipe != "paper"
 
 
-def measure(path: Path) -> list[MeasuredPeak]:
-    """A scenario's rows by class."""
-    runs, rows = Runs(), []
+def measure(path: Path, runs: Runs | None = None) -> list[MeasuredPeak]:
+    """A scenario's rows by class; `runs` are those that were made for it."""
+    runs, rows = runs or Runs(), []
     for expectation in read_expectations(read_scenario_file(str(path))):
         if not is_measured_memory(expectation):
             continue
