@@ -43,12 +43,12 @@ LLAMA: dict[str, Any] = dict(model="llama", hidden=2048, heads=16, kv_heads=8, v
 JOBS = {
     "dense": Job(dict(LLAMA, layers=8, ranks=4), 8),
     "two nodes": Job(dict(LLAMA, layers=4, ranks=8), 8, node=4),
-    "long rows": Job(dict(LLAMA, layers=4, ranks=4, seq=16_384), 4, "a100-80"),
+    "long rows": Job(dict(LLAMA, layers=4, ranks=4, seq=16_384), 2, "a100-80"),
     "few rows": Job(dict(LLAMA, layers=4, ranks=8), 4),
     "uneven": Job(dict(LLAMA, model="gpt", kv_heads=16, layers=7, ranks=4), 8, "a100-80"),
     "experts": Job(dict(LLAMA, layers=4, ranks=4, experts=8, top_k=2, expert_ffn=1024), 4),
     "the paper": Job(dict(LLAMA, layers=4, ranks=4, recipe="paper"), 4, "v100-32"),
-    "16 ranks": Job(dict(LLAMA, layers=2, ranks=16, recipe="megatron"), 16, node=8),
+    "16 ranks": Job(dict(LLAMA, layers=2, ranks=16, recipe="megatron"), 8, node=8),
 }
 
 
