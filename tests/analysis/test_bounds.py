@@ -17,7 +17,7 @@ from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 
-NODE, BATCH, DRAWN = 4, 16, 60
+NODE, BATCH, DRAWN = 4, 16, 30
 H100 = cluster_of(find_hardware("h100-80"), node_gpus=NODE)
 NODES = cluster_of(find_hardware("h100-80"), node_gpus=8)
 SIZES: dict[str, Any] = dict(layers=6, hidden=128, heads=4, seq=128, vocab=512, ranks=8, attention="flash")

@@ -120,7 +120,7 @@ def with_tip(flags: Sequence[str], tip: str) -> list[str]:
     return [*kept.split(), *added.split()]
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(4, 96, 23))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (4, 27))])
 def test_a_plan_ends_with_3_and_what_it_advises_fits(first: int) -> None:
     for seed in range(first, first + (23 if first else 4)):
         check_plan(seed)
@@ -147,8 +147,8 @@ def test_a_run_and_a_stepped_run_end_with_3_and_advice(verb: str, seeds: range, 
         *((find, 12) for find in ("micro-batch", "layers", "seq", "params", "lora-rank", "offload")),
         *[
             ("mesh", 3),
-            pytest.param("mesh", 12, marks=pytest.mark.slow),
-            pytest.param("ranks", 3, marks=pytest.mark.slow),
+            pytest.param("mesh", 8, marks=pytest.mark.slow),
+            pytest.param("ranks", 2, marks=pytest.mark.slow),
         ],
     ],
 )

@@ -502,9 +502,9 @@ def test_a_signal_that_a_destructor_swallows_ends_a_run(tmp_path: Path, number: 
 
 
 @pytest.mark.slow
-def test_twenty_signals_at_random_moments_end_each_run_and_leave_nothing_after_the_next_start(tmp_path: Path) -> None:
+def test_twelve_signals_at_random_moments_end_each_run_and_leave_nothing_after_the_next_start(tmp_path: Path) -> None:
     rng = random.Random(31)
-    for _ in range(20):
+    for _ in range(12):
         number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGKILL])
         with long_run(tmp_path) as process:
             time.sleep(rng.uniform(0.05, 3.0))

@@ -13,8 +13,8 @@ from mutants import equivalent, graded, key, mutants, sample
 from zerosim.grading import EXERCISES, find_exercise
 from zerosim.grading.variants import variant
 
-FEW = 5
-"""Mutants of each solution, of hundreds in all: about a minute of processor time."""
+FEW = 3
+"""Mutants of each solution, of hundreds in all: about 40 seconds of processor time."""
 
 
 def test_a_change_is_one_constant_operator_or_call() -> None:

@@ -127,7 +127,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(configs())
 def test_any_extended_plan_counts_what_all_micro_batches_count(config: RunConfig) -> None:
     assert_same(plan(config), planned_in_full(config))
