@@ -218,6 +218,26 @@ def my_auto(config, hidden, micro, accumulate, ranks):
     zero = {**config["zero_optimization"], "reduce_bucket_size": values["reduce_bucket"]}
     return {**config, "zero_optimization": zero}, []
 """),
+    "recut": ("slice_of", """\
+def my_recut(pieces, numel, ranks):
+    pieces = sorted(pieces, key=lambda piece: piece[0])
+    state = np.concatenate([values for _, _, values in pieces])[:numel]
+    parts = [partition.slice_of(numel, rank, ranks) for rank in range(ranks)]
+    padded = np.pad(state, (0, parts[-1].stop - numel))
+    return [(part.start, part.stop, padded[part.start : part.stop]) for part in parts]
+"""),
+    "hole": ("slice_of", """\
+def my_hole(files, sizes, ranks):
+    total, at = sum(sizes.values()), 0
+    owners = {one: rank for rank in range(ranks) for part in [partition.slice_of(total, rank, ranks)]
+              for one in range(part.start, part.stop)}
+    for name, numel in sizes.items():
+        runs = [range(a, b) for own in files.values() for tensor, a, b in own if tensor == name]
+        if left := sorted(set(range(numel)).difference(*runs)):
+            return owners[at + left[0]], name, left[0], left[-1] + 1
+        at += numel
+    return None
+"""),
 }  # fmt: skip
 """By exercise: what is named, and the answer."""
 
