@@ -26,6 +26,7 @@ class Key(NamedTuple):
     copied                    bytes that move between a rank's memories: blocks' inputs, offloaded model states
     lies                      bytes of a model state in one memory when backward ends, where states are offloaded
     kept                      bytes of one block's activations
+    saved                     bytes of a save, on the drives, on the host and received; the mean over ranks that do it
     """
 
     subject: str

@@ -15,6 +15,7 @@ from zerosim.analysis.forms import forms
 from zerosim.analysis.lazy_states import held_cost
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.nodes import check_nodes
+from zerosim.analysis.saving import check_save
 from zerosim.analysis.shares import share_of
 from zerosim.analysis.traffic import all_sent, check_exchanges, check_traffic
 from zerosim.analysis.weights import passes_of
@@ -62,6 +63,11 @@ class Checks:
         return check_copies(self.of)
 
     @cached_property
+    def saved(self) -> list[Check]:
+        """Of a plan that saves, what a save takes."""
+        return check_save(self.of)
+
+    @cached_property
     def kept(self) -> list[Check]:
         """One block's activations, of rank 0."""
         result = self.of.result
@@ -101,4 +107,4 @@ def agree(checked: Iterable[Check]) -> bool:
 
 def formulas_agree(found: Sequence[Checks]) -> bool:
     """Return whether every count that has a closed form equals it."""
-    return all(agree((*one.of_memory, *one.of_step)) for one in found)
+    return all(agree((*one.of_memory, *one.of_step, *one.saved)) for one in found)

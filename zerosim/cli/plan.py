@@ -17,6 +17,7 @@ from zerosim.cli.files import Files, add_write_flag, files_of, reading_of
 from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_values
 from zerosim.cli.outputs import Output, leave, output, written
 from zerosim.cli.parser import Parser, flag_of, size, whole_number
+from zerosim.cli.saving import SHARDS, add_save_flags, settle_saves
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.parts.clock import CLOCK
@@ -41,6 +42,7 @@ def add_arguments(parser: Parser) -> None:
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time").add_argument)
+    add_save_flags(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--all", action="store_true", help="every table after the first page")
     group.add_argument(
@@ -166,11 +168,13 @@ def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: Ru
 def main(args: argparse.Namespace) -> int:
     """Plan. Return 0 if the run fits or no device is named, 3 if it does not fit."""
     scenario = scenario_values(args)
+    settle_saves(args, scenario)
     config = planned_config(args, scenario=scenario)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
     html, files = output(args, "html", config, apart=[figures]), files_of(args, config)
     from zerosim.report.plan import plan_report
+    from zerosim.report.verdict import is_saves_fault
 
     if html is not None:
         from zerosim.cli.pages import plan_page
@@ -186,7 +190,9 @@ def main(args: argparse.Namespace) -> int:
 
     imbalance = fullest_that_fits(config, partial(_fits, limit=limit)) if fitting and limit is not None else None
     found: list[str] = []
-    if limit is not None and not fitting:
+    if limit is not None and is_saves_fault(result, limit):
+        found, advice = [SHARDS], f"{SHARDS}."
+    elif limit is not None and not fitting:
         from zerosim.analysis.cheapest import cheapest_fits
         from zerosim.analysis.offload_ways import other_memories
         from zerosim.train.plan import peak_within
@@ -236,8 +242,9 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
     Raises: InputError for nodes without GPUs, and for a flag of the clock without a device.
     """
     if limit is not None and limit.device is not None:
-        return cluster_of(limit.device, node=node_of(args), node_gpus=args.node_gpus, nic_bytes_per_s=args.nic)
-    for name in ("node_gpus", "nic", *CLOCK):
+        given = {"node_gpus": args.node_gpus, "nic_bytes_per_s": args.nic}
+        return cluster_of(limit.device, node=node_of(args), nvme_bytes_per_s=getattr(args, "drive_rate", None), **given)
+    for name in ("node_gpus", "nic", "drive_rate", *CLOCK):
         if (value := getattr(args, name, None)) is not None:
             shown = "" if isinstance(value, bool) else f" {value}"
             raise InputError(f"{flag_of(name)}{shown}: needs a device; pass --gpu NAME too")
@@ -288,6 +295,7 @@ def plan_values(
     """Return the JSON form: that of a run without values, with each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
     with_values = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
+    from zerosim.report.saving import save_values
     from zerosim.report.time import time_values
     from zerosim.report.verdict import peak_bytes
     from zerosim.report.warnings import warnings_of
@@ -305,6 +313,7 @@ def plan_values(
         "certainty": None if sure is None else sure.to_dict(),
         "warnings": warnings_of(config, limit, cluster, taken if fitting else None) + (sure.doubts if sure else []),
         "time": time_values(result, cluster),
+        **save_values(result, cluster),
     }
 
 

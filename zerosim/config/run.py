@@ -26,7 +26,7 @@ PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_b
 """A plan's defaults where a run has others: Megatron's kernels, one row, one call per unit and collective."""
 WITH_VALUES = (
     "capacity parallel backend world ranks_per_process data tokens weights tokenizer sample sample_tokens save_state "
-    "save_every save_keep resume"
+    "save_every save_as save_keep resume mtbf"
 )
 """Flags that a plan leaves out: files, a sample, threads. A plan's --capacity is its device's."""
 

@@ -60,7 +60,7 @@ def record(config: RunConfig) -> Recorded:
     for name, plain in (("world", "threads"), ("backend", "numpy")):
         if (given := config.to_dict()[name]) != plain:
             raise wrong(name, f" {given!r}: the player records {plain}; the events are the same there: choose {plain}")
-    experiment = Experiment(config if config.optim.steps == 1 else config.replace(steps=1))
+    experiment = Experiment(config if config.optim.steps == 1 else config.replace(steps=1)).without_files()
     config = experiment.config
     world = world_of(config)
     ledgers = [RankLedgers(rank, world.allocator) for rank in range(config.mesh.ranks)]

@@ -28,9 +28,10 @@ from zerosim.report.memory import Certainty
 from zerosim.report.names import KIND_WORDS, listed
 from zerosim.report.offload_tables import most_elsewhere
 from zerosim.report.plan_tables import all_tables, beside_formulas
+from zerosim.report.saving import save_lines
 from zerosim.report.tables import kept_text, set_aside_text
 from zerosim.report.time import step_lines
-from zerosim.report.verdict import Limit, alike, assumed, fits, usual_text, verdict
+from zerosim.report.verdict import Limit, alike, assumed, fits, is_saves_fault, save_peak, usual_text, verdict
 from zerosim.report.warnings import warnings_of, warnings_text
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
@@ -77,6 +78,8 @@ def plan_report(
     )
     taken = max(memory.reserved_bytes for memory in result.memory)
     answer = f"Needs {format_bytes(taken)} per GPU." if limit is None else verdict(config, limit, taken)
+    if limit is not None and is_saves_fault(result, limit):
+        answer = f"{verdict(config, limit, save_peak(result))} The step alone fits. The save gathers whole states."
     lines, certain = step_lines(result, cluster), [] if sure is None else sure.lines()
     page = [
         Stack(
@@ -94,10 +97,11 @@ def plan_report(
         parts_table(result, limit),
         None if refusal is None else prose(UNMOVED if is_exact(config.memory) else TAKES_MORE),
         None if refusal is None else failures.room_text(refusal),
-        None if does_fit or limit is None else prose(_too_much(result, limit)),
+        None if does_fit or limit is None or is_saves_fault(result, limit) else prose(_too_much(result, limit)),
         Stack(*map(prose, elsewhere), close=True) if (elsewhere := most_elsewhere(result, cluster)) else None,
         Stack(*map(prose, certain), close=True) if certain else None,
         Stack(*map(prose, lines), close=True) if lines else None,
+        Stack(*map(prose, saves), close=True) if (saves := save_lines(found, cluster)) else None,
         Stack(
             prose(assumed(config, limit, cluster), "dim"), prose(unlike_run, "dim") if unlike_run else None, close=True
         ),

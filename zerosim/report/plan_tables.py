@@ -25,6 +25,7 @@ from zerosim.report.activations import activations_table
 from zerosim.report.look import Adaptive, Grid, prose, right, titled
 from zerosim.report.names import KINDS, counted, listed
 from zerosim.report.offload_tables import memories_table
+from zerosim.report.saving import save_table
 from zerosim.report.tables import (
     allocator_text,
     copies_table,
@@ -79,7 +80,7 @@ def all_tables(found: Sequence[Checks], limit: Limit | None, cluster: Cluster | 
 
 def beside_formulas(found: Sequence[Checks]) -> list[RenderableType | None]:
     """Return the tables of counts beside closed forms, each with its marks."""
-    tables = (states_table, traffic_table, nodes_table, memories_table, copies_table)
+    tables = (states_table, traffic_table, nodes_table, memories_table, copies_table, save_table)
     return [table(found) for table in tables]
 
 

@@ -14,6 +14,7 @@ from zerosim.ledger.memory import MARKS
 from zerosim.ledger.pools import PoolRow
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import counted
+from zerosim.state.saver import AFTER_SAVE
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
@@ -36,7 +37,8 @@ def pools_table(result: RunResult) -> RenderableType:
     wrong = [(rank, row) for rank, row in rows if row.unexplained_bytes]
     shown = [(rank, row) for rank, row in rows if row.step in (-1, last) or (rank, row) in wrong[:1]]
     alike: dict[PoolRow, list[int]] = {}
-    for rank, row in sorted(shown, key=lambda pair: (pair[1].step, MARKS.index(pair[1].mark))):
+    order = (*MARKS, AFTER_SAVE)
+    for rank, row in sorted(shown, key=lambda pair: (pair[1].step, order.index(pair[1].mark))):
         alike.setdefault(row, []).append(rank)
     grid = _grid(alike)
     body = Adaptive(grid, grid.without("held"), grid.without("rounding", "unexplained", "held"))

@@ -28,6 +28,7 @@ from zerosim.report import notes, words
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Cell, Grid, Stack, prose, right, spread, titled
 from zerosim.report.names import KINDS, show
 from zerosim.report.offload_tables import memories_table
+from zerosim.report.saving import run_save_text
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
@@ -62,6 +63,7 @@ def summary(result: RunResult) -> Stack:
         traffic_table(found),
         nodes_table(found),
         copies_table(found),
+        prose(saved) if (saved := run_save_text(result)) else None,
         peak_table(result),
         allocator_text(result),
         peaks_table(found),

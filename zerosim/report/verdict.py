@@ -87,9 +87,19 @@ def peak_bytes(result: RunResult) -> int:
     return result.memory[peak_rank(result)].peak.total_bytes
 
 
+def save_peak(result: RunResult) -> int:
+    """Return the fullest device's bytes while a planned save gathers states; 0 if none does."""
+    return 0 if result.save is None else result.save.device_peak
+
+
 def fits(result: RunResult, limit: Limit) -> bool:
-    """Return whether the peak and the reserve are at most the device's bytes."""
-    return peak_bytes(result) + limit.reserve(result.config) <= limit.nbytes
+    """Return whether the peak and the reserve are at most the device's bytes, during a planned save too."""
+    return max(peak_bytes(result), save_peak(result)) + limit.reserve(result.config) <= limit.nbytes
+
+
+def is_saves_fault(result: RunResult, limit: Limit) -> bool:
+    """Return whether the step fits, and its save does not."""
+    return not fits(result, limit) and peak_bytes(result) + limit.reserve(result.config) <= limit.nbytes
 
 
 def verdict(config: RunConfig, limit: Limit, taken: int) -> str:

@@ -9,6 +9,7 @@ from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.placement.rows import Row
 from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.split import Splits
 from zerosim.state.gathered import leads
 from zerosim.state.runs import cuts_of, share
 
@@ -30,12 +31,12 @@ def in_shards(layout: Layout, *, by_tensor: bool) -> list[Hashable]:
     mesh, found = layout.mesh, [list[Hashable]() for _ in range(layout.mesh.world_size)]
     for stage, names in enumerate(layout.stages):
         ranks = [rank for rank in range(mesh.world_size) if mesh.index(rank, "pp") == stage]
-        kinds = dict[Hashable, str]()
+        kinds = dict[tuple[Hashable, Row], str]()
         for name in filter(lambda name: layout.is_counted(stage, name), names):
             flat = layout.flats[name]
             weights = tuple((one.numel, one.splits) for one in flat.weights)
             kinds.setdefault((weights, layout.rows(name)["optim" if layout.is_trained(name) else "param"]), name)
-        for (_, row), name in kinds.items():  # type: ignore[misc]
+        for (_, row), name in kinds.items():
             flat = layout.flats[name]
             places = {one.splits: _places(layout, ranks, row, one) for one in flat.weights}
             known = dict[Hashable, Hashable]()
@@ -45,9 +46,24 @@ def in_shards(layout: Layout, *, by_tensor: bool) -> list[Hashable]:
                 key = part.start, part.stop, copies
                 if key not in known:
                     by_splits = dict(zip(places, copies, strict=True))
-                    known[key] = copies if by_tensor else _numel(flat, part, by_splits)
+                    known[key] = (
+                        _tensors(flat, part, by_tensor=by_tensor),
+                        copies if by_tensor else _numel(flat, part, by_splits),
+                    )
                 found[rank].append(known[key])
     return [tuple(one) for one in found]
+
+
+def written_once(layout: Layout, stage: int) -> int:
+    """Return how many numbers of trained weights the ranks of a pipeline stage write of each state, copies once."""
+    mesh, total, pieces = layout.mesh, 0, dict[Splits, int]()
+    ranks = [rank for rank in range(mesh.world_size) if mesh.index(rank, "pp") == stage]
+    for name in layout.stages[stage]:
+        for weight in layout.flats[name].weights if layout.is_counted(stage, name) and layout.is_trained(name) else ():
+            if weight.splits not in pieces:
+                pieces[weight.splits] = len({cuts_of(weight, mesh, rank) for rank in ranks})
+            total += weight.numel * pieces[weight.splits]
+    return total
 
 
 def _places(layout: Layout, ranks: Sequence[int], row: Row, weight: WeightSpec) -> Mapping[int, Place]:
@@ -58,7 +74,13 @@ def _places(layout: Layout, ranks: Sequence[int], row: Row, weight: WeightSpec) 
     return {rank: (at, len(same)) for same in together.values() for at, rank in enumerate(same)}
 
 
-def _numel(flat: FlatSpec, part: Slice, places: Mapping[object, Place]) -> int:
+def _tensors(flat: FlatSpec, part: Slice, *, by_tensor: bool) -> Hashable:
+    """Return what only the first slice of a tensor writes: its rows and columns, and scales that every rank has."""
+    begins = tuple(mine.start == 0 for mine in flat.within(part)) if by_tensor else ()
+    return begins, part.start == 0 and flat.scale_bytes > 0
+
+
+def _numel(flat: FlatSpec, part: Slice, places: Mapping[Splits, Place]) -> int:
     """Return how many numbers of a slice a rank writes."""
     runs = Counter((mine.numel, places[mine.weight.splits]) for mine in flat.within(part))
     spans = {one: share(one[0], *one[1]) for one in runs}

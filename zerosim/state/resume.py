@@ -110,7 +110,7 @@ def restore(checkpoint: Checkpoint, strategy: Strategy, model: Model) -> None:
             if place.state in flat.states:
                 write(_piece(checkpoint, run_of(place, mesh, rank)), flat.states[place.state][place.at])
     if isinstance(strategy, Stage):
-        for run, kept in own_numbers(strategy, rank):
+        for run, kept, _ in own_numbers(strategy, rank):
             write(_own(checkpoint, run, _holders(strategy, run)), kept)
     _resume_late(checkpoint, strategy, numbers.get("delayed"))
     if (balance := model.group.balance) is not None:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
-from zerosim.config.parts.saving import ASYNC, GATHERED
+from zerosim.config.parts.saving import ASYNC, GATHERED, SHARDED
 from zerosim.config.safetensors import Planned, write_tensors
 from zerosim.device.copies import copy_to_host, launch_copy
 from zerosim.device.device import Buffer, Kind, Phase
@@ -33,7 +33,10 @@ from zerosim.state.gathered import gathered
 from zerosim.state.manifest import Manifest
 from zerosim.state.resume import biases, numbers_of, restore
 from zerosim.state.runs import CHECKPOINT, Source, own_numbers, to_json, written
+from zerosim.tensor.flat import in_turn
 
+AFTER_SAVE = "after_save"
+"""The mark at the end of a save."""
 STORED = {"fp64": "F64", "fp32": "F32", "bf16": "BF16", "fp16": "F16", "uint8": "U8", "int32": "I32", "int64": "I64"}
 
 
@@ -90,7 +93,7 @@ class Saver:
             if self.asked.folder is not None and self.device.rank == 0:
                 numbers = numbers_of(self.strategy)
                 self.asked.folder.complete(done, Manifest(done, self.world.size, self.asked.config, numbers, ()))
-            self.device.mark("after_save")
+            self.device.mark(AFTER_SAVE)
 
     def settle(self) -> None:
         """Wait until everything that is written beside the steps is on the drives."""
@@ -110,8 +113,7 @@ class Saver:
     def _write(self, done: int, sources: Iterable[Source]) -> None:
         folder, rank = self.asked.folder, self.device.rank
         if folder is None:
-            for source in list(sources) if self.asked.how == GATHERED else sources:
-                self.device.turn(source.flat)
+            for source in sources if self.asked.how == SHARDED else self._in_turn(list(sources)):
                 self._values(source)
             return
         place, found = folder.writing(done), list(sources)
@@ -126,6 +128,17 @@ class Saver:
             index = name.with_suffix(".json")
             write_json(index, [to_json(source.run) for source in found])
             leave_entries(place, rank, name, index)
+
+    def _in_turn(self, sources: list[Source]) -> Iterator[Source]:
+        """Yield what was collected flat by flat, each in its turn, then the rest."""
+        by_flat: dict[str, list[Source]] = {}
+        for source in sources:
+            by_flat.setdefault(source.flat, []).append(source)
+        for flat in in_turn(self.strategy.flats):
+            yield from by_flat.pop(flat.name, ())
+        self.device.turn("")
+        for rest in by_flat.values():
+            yield from rest
 
     def _planned(self, sources: list[Source]) -> Iterator[Planned]:
         for source in sources:

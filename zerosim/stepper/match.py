@@ -31,6 +31,7 @@ from zerosim.device.work import EAGER_PARTS
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
 from zerosim.placement.memories import DEVICE, HOST
+from zerosim.state.saver import AFTER_SAVE
 from zerosim.verbs import VERBS
 
 EVENTS = (
@@ -57,7 +58,7 @@ class Match(NamedTuple):
     """The conditions that an event must meet to be stopped at; None matches all.
 
     what    an operation (all_gather), a kind of event (alloc, launch, wait), a mark (end_of_backward), a kernel
-    phase   forward, backward, optimizer, init, evaluate, curvature_forward, curvature_backward, curvature
+    phase   forward, backward, optimizer, init, evaluate, save, curvature_forward, curvature_backward, curvature
     kind    of memory, for alloc and retag
     """
 
@@ -94,7 +95,7 @@ class Match(NamedTuple):
             raise InputError(f"step {self.step}: this run has steps 0 to {steps - 1}")
         found: dict[str, str] = {}
         for name, value, known in (
-            ("what", self.what, [*sorted(VERBS), *EVENTS, *MARKS, *KERNELS]),
+            ("what", self.what, [*sorted(VERBS), *EVENTS, *MARKS, AFTER_SAVE, *KERNELS]),
             ("phase", self.phase, [phase.value for phase in Phase]),
             ("unit", self.unit, [*units, "loss"]),
             ("kind", self.kind, [kind.value for kind in Kind]),

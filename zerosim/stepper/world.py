@@ -63,7 +63,7 @@ def debug(
                 name,
                 f" {given!r}: stepping needs {plain}, for {why}; the events are the same there, so step with {plain}",
             )
-    world = DebugWorld(Experiment(config, make_strategy, schedule, optimizer))
+    world = DebugWorld(Experiment(config, make_strategy, schedule, optimizer).without_files())
     if start == "collective":
         world.next_collective()
     return world

@@ -201,7 +201,7 @@ def _plan(
 
 def _time(found: Planned, costs: Costs) -> StepTime:
     """Return the time of a planned step."""
-    (result, entries), config = found, found.result.config
+    result, entries, config = found.result, found.entries, found.result.config
 
     def of(entries: Mapping[int, Entries]) -> StepTime:
         return step_time(simulate(entries, result.stands_for, config.mesh.axes, costs), result.stands_for)

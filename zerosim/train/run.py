@@ -49,7 +49,7 @@ from zerosim.train.masked import mask_tokens
 from zerosim.train.offload import check_folder, folder_of
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
-from zerosim.train.saving import with_checkpoints
+from zerosim.train.saving import unwritten, with_checkpoints
 from zerosim.train.tokens import Tokens, check_ids, tokens_of
 from zerosim.train.work import check_run
 from zerosim.train.world import world_of
@@ -167,6 +167,11 @@ class Experiment:
         self._inputs, self._biases = _read_inputs(config, self.model, self._tokens)
         self._folder, self._inputs = with_checkpoints(config, self.model, self._inputs, optimizer)
         check_room_for(config, self.model)
+
+    def without_files(self) -> Experiment:
+        """Let saves be recorded and written nowhere: a run that is stepped goes back, and begins again."""
+        self._folder, self._inputs = None, unwritten(self._inputs)
+        return self
 
     @property
     def steps(self) -> int:

@@ -27,7 +27,8 @@ NOT_SAVED = (
 def with_checkpoints(
     config: RunConfig, model: Model, inputs: Inputs, optimizer: Optimizer | None
 ) -> tuple[StateFolder | None, Inputs]:
-    """Return the folder in which a run saves, and its inputs: those of the saved step that it goes on from.
+    """Return the folder in which a run saves, and its inputs: those of the saved step that it goes on from. With a way
+    to save and no folder, saves are recorded and nothing is written.
 
     Raises: InputError if that is not of this run.
     """
@@ -35,10 +36,16 @@ def with_checkpoints(
     if saving.resume is not None:
         start = _opened(saving.resume, config, model, inputs.steps, optimizer)
         inputs = replace(inputs, write=writer(start), checkpoints=Checkpoints(start))
-    if saving.folder is None:
+    if saving.way is None:
         return None, inputs
-    folder = StateFolder(saving.folder, saving.keep)
+    folder = None if saving.folder is None else StateFolder(saving.folder, saving.keep)
     return folder, replace(inputs, checkpoints=Checkpoints(start, saving_of(config, inputs.steps, folder)))
+
+
+def unwritten(inputs: Inputs) -> Inputs:
+    """Return the inputs of a run whose saves are recorded, and written nowhere."""
+    before = inputs.checkpoints
+    return replace(inputs, checkpoints=before._replace(saving=before.saving._replace(folder=None)))
 
 
 def _opened(path: str, config: RunConfig, model: Model, steps: int, optimizer: Optimizer | None) -> Checkpoint:

@@ -19,6 +19,7 @@ from zerosim.analysis.capabilities import (
     paging,
     pipeline,
     recompute,
+    saving,
     second,
     tensor,
     tuning,
@@ -44,6 +45,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     second.CAPABILITY,
     recompute.CAPABILITY,
     pipeline.CAPABILITY,
+    saving.CAPABILITY,
 )
 
 

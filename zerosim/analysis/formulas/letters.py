@@ -39,6 +39,8 @@ _OF_ALL: Mapping[str, Letter] = MappingProxyType(
         "σ_f": Letter("scales of the weights' codes that all ranks gather for a step's forwards", ""),
         "σ_b": Letter("scales of the weights' codes that all ranks gather for a step's backwards", ""),
         "σ_g": Letter("scales of a rank's int4 codes of gradients", ""),
+        "Ψ_w": Letter("parameters of a pipeline stage that are saved, of several copies one", "parameters"),
+        "W": Letter("ranks of a pipeline stage, each of which saves a part of its parameters", "ranks"),
         "H": Letter("replicas of the model states (HSDP)", ""),
         "K": Letter("bytes of optimizer states per parameter", "bytes"),
         "G": Letter("elements that the optimizer updates at a time (DeepSpeed's sub_group_size)"),

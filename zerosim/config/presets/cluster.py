@@ -98,6 +98,7 @@ def cluster_of(
     node: Node | None = None,
     node_gpus: int | None = None,
     nic_bytes_per_s: float | None = None,
+    nvme_bytes_per_s: float | None = None,
 ) -> Cluster:
     """Return a cluster of these devices, in nodes as their preset's are, or as `node` is; the other arguments override
     both.
@@ -108,7 +109,9 @@ def cluster_of(
         raise wrong("node_gpus", f" {node_gpus}: expected at least 1")
     if nic_bytes_per_s is not None and not nic_bytes_per_s > 0:
         raise wrong("nic", f" {nic_bytes_per_s}: expected bytes per second, more than 0")
-    links = _links(device)
+    if nvme_bytes_per_s is not None and not nvme_bytes_per_s > 0:
+        raise wrong("drive_rate", f" {nvme_bytes_per_s}: expected bytes per second, more than 0")
+    links, drives = _links(device), nvme_bytes_per_s or (None if node is None else node.nvme_bytes_per_s)
     if node is not None:
         bridge = device.pair_bytes_per_s * _OF_A_LINE if node.bridged else 0.0
         links = replace(links, node_gpus=node.gpus, nic=node.nic, pair=bridge)
@@ -126,7 +129,7 @@ def cluster_of(
         host_bytes=None if node is None else node.host_bytes,
         nvme_bytes=None if node is None else node.nvme_bytes,
         host_rate=math.inf if node is None or node.host_bytes_per_s is None else float(node.host_bytes_per_s),
-        nvme_rate=math.inf if node is None or node.nvme_bytes_per_s is None else float(node.nvme_bytes_per_s),
+        nvme_rate=math.inf if drives is None else float(drives),
         cpu_rate=float(device.cpu_bytes_per_s or CPU_RATE),
         cpu_known=device.cpu_bytes_per_s > 0,
         **values,
