@@ -30,7 +30,7 @@ def gathered(strategy: Strategy) -> Iterator[Source]:
             for name, dtype, own in _states(strategy, flat):
                 yield from _of_state(strategy, flat, name, dtype, own)
             for mine, source in scales_of(flat, strategy.layout.mesh, strategy.device.rank):
-                if _leads(strategy, flat) and _counts(strategy, flat, mine.weight):
+                if leads(strategy.layout, strategy.device.rank, flat.name) and _counts(strategy, flat, mine.weight):
                     yield source
 
 

@@ -167,7 +167,7 @@ def written(strategy: Strategy, rank: int) -> Iterator[Source]:
                 yield from _shared(late, waiting[place.at], flat.spec, place.mine, copies)
         own = strategy.layout.own(rank, flat.name)
         if own.size and not own.start:  # the first slice's rank, or the owner, writes what all have
-            for mine, (run, buffer) in scales_of(flat, mesh, rank):
+            for mine, (run, buffer, _) in scales_of(flat, mesh, rank):
                 yield from _shared(run, buffer, flat.spec, mine, copies)
 
 
