@@ -146,6 +146,20 @@ def test_a_full_drive_is_an_output_error_and_the_step_before_is_whole(
     assert newest(str(tmp_path)) == step_folder(tmp_path, saved_steps(tmp_path)[-1])
 
 
+def test_an_older_step_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.rename
+
+    def rename(there: Any, here: Any, *words: Any, **named: Any) -> None:
+        if str(here).endswith(".removed"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(there, here, *words, **named)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OutputError, match=r"Input/output error: step 2 is saved, but older ones could not be removed$"):
+        run(config_in(tmp_path, save_keep=1))
+    assert saved_steps(tmp_path) == [1, 2]
+
+
 def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
 

@@ -116,6 +116,7 @@ class StateFolder:
             sync(folder)
             folder.rename(place)
             sync(self.path)
+        with failing_as_output(self.path, f"step {step} is saved, but older ones could not be removed"):
             for old in saved_steps(self.path)[: -self.keep] if self.keep else ():
                 remove_step(self.path, old)
 
@@ -215,11 +216,9 @@ def sync(folder: Path) -> None:
 
 
 @contextmanager
-def failing_as_output(folder: Path) -> Iterator[None]:
-    """Raise OutputError for a drive that fails inside the block."""
+def failing_as_output(folder: Path, so: str = "this step was not saved; earlier ones are whole") -> Iterator[None]:
+    """Raise OutputError for a drive that fails inside the block; `so`: what that means for the folder."""
     try:
         yield
     except OSError as error:
-        raise OutputError(
-            f"--save-state {folder}: {error.strerror or error}: this step was not saved; earlier ones are whole"
-        ) from error
+        raise OutputError(f"--save-state {folder}: {error.strerror or error}: {so}") from error
