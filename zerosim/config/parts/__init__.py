@@ -160,7 +160,7 @@ CAPABILITIES = (
     Capability(lambda c: world.rules(c.world, c.mesh)),
     Capability(lambda c: second.rules(c.model, c.memory, c.data, c.optim, c.parallel, c.mesh, c.tuning)),
     Capability(lambda c: data.rules(c.data, c.model, c.optim)),
-    Capability(lambda c: saving.rules(c.saving, c.data, c.offload), saving.EXCLUSIONS, saving.WORDS),
+    Capability(lambda c: saving.rules(c.saving, c.data, c.offload, c.tuning), saving.EXCLUSIONS, saving.WORDS),
     Capability(lambda c: documents.rules(c.data, c.model, c.memory, c.optim), (), documents.WORDS),
 )  # fmt: skip
 """The order is that of errors: of several things that are wrong, the first row's is reported. Exclusions are applied

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from zerosim.config.option import Exclusion, Part, option
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 
 SHARDED, GATHERED, ASYNC = "sharded", "gathered", "async"
@@ -54,13 +55,14 @@ class SavingConfig(Part):
 EXCLUSIONS = tuple(Exclusion(name, "save_state", needs=True) for name in ("save_every", "save_keep"))
 
 
-def rules(saving: SavingConfig, data: DataConfig, offload: OffloadConfig) -> Iterator[InputError]:
+def rules(saving: SavingConfig, data: DataConfig, offload: OffloadConfig, tuning: TuningConfig) -> Iterator[InputError]:
     """Yield a start from two places, and a gathering of states that are not on the device."""
     if saving.how == GATHERED and offload.is_on:
         where = f"offload {offload.where!r} has states outside the device, where nothing is gathered"
         yield wrong("save_as", f" 'gathered': {where}; choose sharded")
-    if saving.resume is not None and data.weights is not None:
-        yield wrong("weights", f" {data.weights!r}: the weights are those of resume {saving.resume!r}; leave one out")
+    for name, given in (("weights", data.weights), ("adapters", tuning.adapters)):
+        if saving.resume is not None and given is not None:
+            yield wrong(name, f" {given!r}: the {name} are those of resume {saving.resume!r}; leave one out")
 
 
 WORDS = (
