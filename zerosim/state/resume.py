@@ -195,7 +195,7 @@ def check(
     for run, _ in checkpoint.runs():
         before, now = tuple(split for split, _ in run.cuts), splits.get(run.tensor)
         if run.follows in ("blocks", "rows", "columns", "bytes") and before != now:
-            axes = " and ".join(f"--{one.axis} {one.pieces}" for one in before) or "no --tp and no --ep"
+            axes = " and ".join(f"--{one.axis or 'tiles'} {one.pieces}" for one in before) or "no --tp and no --ep"
             raise InputError(
                 f"{checkpoint.folder}: {run.state} of {run.weight} belongs to whole pieces of the mesh that wrote it, "
                 f"and cannot be cut otherwise; resume with {axes}, on any --ranks"

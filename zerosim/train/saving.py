@@ -10,6 +10,8 @@ from zerosim.models.model import Model
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.states import by_weight
 from zerosim.placement.partition import Slice
+from zerosim.placement.spec import WeightSpec
+from zerosim.placement.split import Splits
 from zerosim.state.checkpoint import Checkpoint
 from zerosim.state.folder import StateFolder, newest
 from zerosim.state.resume import check, writer
@@ -63,9 +65,14 @@ def _opened(path: str, config: RunConfig, model: Model, steps: int, optimizer: O
     }
     balance = model.group.balance
     routers = {} if balance is None else {name: (len(bias),) for name, bias in balance.biases.items()}
-    cuts = {weight.own_name: weight.splits for flat in model.flats for weight in flat.spec.weights}
+    cuts = {weight.own_name: splits_of(weight) for flat in model.flats for weight in flat.spec.weights}
     check(checkpoint, {**model.shapes(), **routers}, states, cuts)
     return checkpoint
+
+
+def splits_of(weight: WeightSpec) -> Splits:
+    """Return a weight's cuts over the mesh, and the one into tiles."""
+    return weight.splits if weight.tile is None else (*weight.splits, weight.tile.split)
 
 
 def saving_of(config: RunConfig, steps: int, folder: StateFolder | None) -> Saving:
