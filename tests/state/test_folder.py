@@ -558,6 +558,12 @@ def test_other_frozen_weights_go_on_where_their_states_are_saved(
         resumed(RunConfig(**fields), tmp_path, 2)
 
 
+@pytest.mark.parametrize("name", ["weights", "adapters"])
+def test_there_is_one_place_to_start_from(name: str, steps: Path) -> None:
+    with pytest.raises(InputError, match=rf"^{name} 'x.npz': the {name} are those of resume "):
+        RunConfig(**{**TINY, "lora_rank": 1, name: "x.npz", "save_every": None}, resume=str(steps))
+
+
 def test_no_step_is_left_to_do(steps: Path) -> None:
     with pytest.raises(InputError, match=r"^steps 3: .*step-00000003 has done 3; pass more, in all"):
         run(RunConfig(**{**TINY, "save_every": None}, resume=str(steps)))

@@ -92,6 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
     "experts on owners": dict(EXPERTS, ranks=4, ep=2, optimizer="muon", aux_loss=0.01),
     "by module": dict(stage=3, gather="module", prefetch=2, ranks=3),
     "tiles": dict(stage=3, gather="module", tiles=2),
+    "tiles of 8-bit states": dict(LARGE, optimizer="adam8bit", stage=3, gather="module", tiles=2),
     "small parameters resident": dict(stage=3, persistent_numel=100),
     "hpZ": dict(TWO_BY_TWO, secondary_shard=2),
     "qwZ": dict(LARGE, ranks=2, stage=3, quantized_weights=True),
