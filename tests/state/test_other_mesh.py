@@ -259,10 +259,7 @@ OF_PIECES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("case", OF_PIECES)
 def test_they_are_exact_on_another_number_of_ranks(case: str, ranks: int, tmp_path: Path) -> None:
-    fields = OF_PIECES[case]
-    moved(
-        fields, {}, dict(ranks=ranks, stage=fields.get("stage", 2) if ranks > 1 else 0), tmp_path, random.Random(case)
-    )
+    moved(OF_PIECES[case], {}, dict(ranks=ranks), tmp_path, random.Random(case))
 
 
 @pytest.mark.parametrize(
