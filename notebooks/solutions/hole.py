@@ -1,4 +1,4 @@
-"""Exercise 45: how far do the runs of a tensor reach, and whose are the numbers behind that?"""
+"""Exercise 44: how far do the runs of a tensor reach, and whose are the numbers behind that?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 44: join without the old padding, then cut with the new."""
+"""Exercise 45: join without the old padding, then cut with the new."""
 
 from __future__ import annotations
 

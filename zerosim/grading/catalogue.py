@@ -175,8 +175,8 @@ EXERCISES: tuple[Exercise, ...] = (
     exercise("dispatch", skeletons.my_dispatch, examine=experts.DISPATCH),
     exercise("divisor", skeletons.my_average, examine=experts.AVERAGE),
     exercise("auto", skeletons.my_auto, examine=filling.AUTO),
-    exercise("recut", skeletons.my_recut, examine=saving.RECUT),
     exercise("hole", skeletons.my_hole, examine=saving.HOLE),
+    exercise("recut", skeletons.my_recut, examine=saving.RECUT),
 )
 
 

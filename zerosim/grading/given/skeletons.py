@@ -409,15 +409,6 @@ def my_auto(
     raise NotImplementedError("my_auto: return the file and a list of keys")
 
 
-def my_recut(
-    pieces: list[tuple[int, int, Array]],
-    numel: int,
-    ranks: int,
-) -> list[tuple[int, int, Array]]:
-    """Return (start, stop, values) for each rank, rank 0 first."""
-    raise NotImplementedError("my_recut: return a piece for each rank")
-
-
 def my_hole(
     files: dict[int, list[tuple[str, int, int]]],
     sizes: dict[str, int],
@@ -425,3 +416,12 @@ def my_hole(
 ) -> tuple[int, str, int, int] | None:
     """Return (rank, tensor, start, stop) of what no file has, or None."""
     raise NotImplementedError("my_hole: return four values, or None")
+
+
+def my_recut(
+    pieces: list[tuple[int, int, Array]],
+    numel: int,
+    ranks: int,
+) -> list[tuple[int, int, Array]]:
+    """Return (start, stop, values) for each rank, rank 0 first."""
+    raise NotImplementedError("my_recut: return a piece for each rank")
