@@ -190,7 +190,7 @@ def check_drawn(case: int) -> None:
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize("case", range(18))
+@pytest.mark.parametrize("case", range(30))
 def test_random_meshes(case: int) -> None:
     """`PYTHONPATH=tests python tests/parallel/test_expert_parallel.py COUNT [FIRST]` checks as many as one likes."""
     check_drawn(case)

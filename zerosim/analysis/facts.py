@@ -44,6 +44,11 @@ def is_divided(config: RunConfig) -> bool:
     return config.parallel.zero_stage > 0 and config.mesh.shards > 1
 
 
+def is_among_all(config: RunConfig) -> bool:
+    """Return whether all ranks divide model states: there are no replicas, and no tensor parallelism or pipeline."""
+    return config.mesh.shards == config.mesh.ranks
+
+
 def experts_in(config: RunConfig) -> str:
     """Return where experts lie between f and g of tensor parallelism: 'inside'; 'apart', where each rank sends its own
     rows to them; 'beside' shared ones that f and g have; '' for none."""

@@ -12,7 +12,6 @@ from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check, Compared
 from zerosim.analysis.formulas.saving import lost, young
 from zerosim.analysis.lazy_states import has_states
-from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.saving import SaveCounts
 from zerosim.train.result import RunResult
@@ -92,14 +91,16 @@ class Interval(NamedTuple):
     lost: float
 
 
-def interval_of(config: RunConfig, cost: SaveTime, step: float | None) -> Interval | None:
-    """Return the interval for the job's failures, at least as long as the drives write; None without a rate."""
-    if cost.stands is None:
+def interval_of(result: RunResult, cost: SaveTime) -> Interval | None:
+    """Return the interval for the job's failures, at least as long as the drives write; None without a rate,
+    and where training does not stand still."""
+    if not cost.stands:
         return None
-    mtbf = mtbf_hours(config)[0] * HOUR
+    step = None if result.time is None else result.time.seconds
+    mtbf = mtbf_hours(result.config, len(result.memory))[0] * HOUR
     seconds = max(young(cost.stands, mtbf), cost.drives or 0.0 if cost.beside else 0.0)
     steps = None if step is None else max(1, round(seconds / step))
-    return Interval(mtbf, seconds, steps, lost(cost.stands, seconds, mtbf) if seconds else 0.0)
+    return Interval(mtbf, seconds, steps, lost(cost.stands, seconds, mtbf))
 
 
 def node_host(save: Saved, node_ranks: int) -> int:

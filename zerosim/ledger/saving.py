@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Copy, Event, Free, Launch
 from zerosim.device.stretches import Repeat
 from zerosim.ledger.costs import Costs
+from zerosim.ledger.traffic import SAVE
 from zerosim.placement.memories import DEVICE, HOST, NVME
-
-SAVE = Phase.SAVE.value
 
 
 @dataclass(slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from zerosim.device.device import Phase
 from zerosim.device.events import Copy, Event, Launch
 from zerosim.device.stretches import Repeat, Stretch
+
+SAVE = "save"
+"""The phase of a save."""
 
 
 class TrafficRow(NamedTuple):
@@ -42,7 +44,7 @@ class TrafficRow(NamedTuple):
     @property
     def saves(self) -> bool:
         """Whether it is a save's, and no part of the step."""
-        return self.phase == Phase.SAVE
+        return self.phase == SAVE
 
 
 def _sum(total: int | None, more: int | None) -> int | None:

@@ -101,7 +101,7 @@ def plan_report(
         Stack(*map(prose, elsewhere), close=True) if (elsewhere := most_elsewhere(result, cluster)) else None,
         Stack(*map(prose, certain), close=True) if certain else None,
         Stack(*map(prose, lines), close=True) if lines else None,
-        Stack(*map(prose, saves), close=True) if (saves := save_lines(found, cluster)) else None,
+        Stack(*map(prose, saves), close=True) if (saves := save_lines(result, cluster)) else None,
         Stack(
             prose(assumed(config, limit, cluster), "dim"), prose(unlike_run, "dim") if unlike_run else None, close=True
         ),

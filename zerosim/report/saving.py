@@ -26,22 +26,21 @@ _WRITES = {
 }
 
 
-def save_lines(found: Sequence[Checks], cluster: Cluster | None) -> list[str]:
+def save_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     """Return what a planned save takes, in sentences; nothing without one."""
-    result = found[0].of.result
     if (save := result.save) is None:
         return []
-    form = next((f" ({one.text})" for one in found[0].saved if one.name == "on the drives"), "")
     written, hosts = [one.written for one in save.counts], [one.host for one in save.counts]
     most, total, beside = max(written), sum(written), max(one.device for one in save.counts)
     whose = "each rank" if min(written) == most else "rank 0" if total == most else "the largest rank"
     of = f", {format_bytes(total)} in all" if total > most else ""
     lines = [f"Saving the state ({save.how}): {_WRITES[save.how]}."]
-    lines[0] += f" The drives get {format_bytes(most)}{form} from {whose}{of}."
+    lines[0] += f" The drives get {format_bytes(most)} from {whose}{of}."
     of_node = "" if len(hosts) == 1 else f", {format_bytes(node_host(save, result.node_ranks))} on the fullest node"
     has = "" if cluster is None or cluster.host_bytes is None else f" of {format_bytes(cluster.host_bytes)}"
     held = "until they are written" if is_beside(result.config) else "at the most"
-    lines.append(f"Its copies take {format_bytes(max(hosts))} of host memory for a rank{of_node}{has}, {held}.")
+    if max(hosts):
+        lines.append(f"Its copies take {format_bytes(max(hosts))} of host memory for a rank{of_node}{has}, {held}.")
     if received := max(one.received for one in save.counts):
         lines.append(f"Each rank receives {format_bytes(received)} over the network.")
     if beside:
@@ -64,28 +63,25 @@ def _time_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     rate = "" if cost.drives is None else f" at {cluster.nvme_rate / 1e9:.3g} GB/s of a node's drives"
     lines, asks = list[str](), "pass --drive-rate SIZE, or a --node whose drives' rate is known"
     if cost.stands is None:
-        lines.append(f"A save takes {listed(parts)}, and the time of writing, which is not known: {asks}.")
+        lines.append(f"A save takes {listed([*parts, 'the time of writing'])}, which is not known: {asks}.")
+    elif parts:
+        of = f"{listed(parts)}{'' if cost.beside else rate}"
+        lines.append(f"Training stands still for {_seconds(cost.stands)} a save: {of}.")
     else:
-        lines.append(
-            f"Training stands still for {_seconds(cost.stands)} a save: {listed(parts)}{'' if cost.beside else rate}."
-        )
+        lines.append("Its copies stay in the host's memory, and their time is not modelled.")
     if cost.beside:
         lines.append(
-            f"Writing takes {_seconds(cost.drives)}{rate}, beside the next steps. An earlier save waits for that."
+            f"Writing takes {_seconds(cost.drives)}{rate}, beside the next steps. A save that comes earlier waits for it."
             if cost.drives is not None
             else f"How long writing takes beside the next steps is not known: {asks}."
         )
-    if (found := _interval(result, cost)) is not None:
+    if (found := interval_of(result, cost)) is not None:
         lines.append(_interval_text(result, cost, found))
     return lines
 
 
-def _interval(result: RunResult, cost: SaveTime) -> Interval | None:
-    return interval_of(result.config, cost, None if result.time is None else result.time.seconds)
-
-
 def _interval_text(result: RunResult, cost: SaveTime, found: Interval) -> str:
-    hours, given = mtbf_hours(result.config)
+    hours, given = mtbf_hours(result.config, len(result.memory))
     why = "--mtbf" if given else f"{float(GPU_HOURS):,.0f} GPU hours each, as in Llama 3's training, {LLAMA3}"
     steps = "" if found.steps is None else f", {found.steps:,} step{'s' if found.steps > 1 else ''}"
     stands = cost.stands or 0.0
@@ -111,6 +107,8 @@ def save_table(found: Sequence[Checks]) -> RenderableType | None:
     note = "The mean over ranks is compared. Padding is never written."
     if gathered:
         note = "On the drives and on the host: of the ranks that gather. Slices are gathered with their padding."
+    if any("Ψ_w" in check.text for one in found for check in one.saved):
+        note += " Ψ_w: parameters of a pipeline stage, of several copies one. W: its ranks."
     return titled("What a save takes, bytes per rank", Adaptive(grid.filled(), grid.filled().without("in bytes")), note)
 
 
@@ -119,7 +117,7 @@ def save_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any]:
     if (save := result.save) is None:
         return {}
     counts, cost = save.counts, None if cluster is None else save_time(result, cluster)
-    found = None if cost is None else _interval(result, cost)
+    found = None if cost is None else interval_of(result, cost)
     values: dict[str, Any] = {
         "how": save.how,
         "written_bytes": max(one.written for one in counts),

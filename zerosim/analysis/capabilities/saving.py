@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerosim.analysis.capabilities import compression, delayed, offload
 from zerosim.analysis.capability import ONCE, Asked, Capability, Forms, Kept, Key
-from zerosim.analysis.facts import experts_in, frozen_of, is_owned
+from zerosim.analysis.facts import experts_in, frozen_of, is_among_all, is_divided, is_owned
 from zerosim.analysis.formulas import UNIFORM, BytesPerParameter
 from zerosim.analysis.formulas.saving import GPU_HOURS, saved, saved_states
 from zerosim.analysis.shares import itemsizes, trained_itemsize
@@ -35,10 +35,10 @@ def is_beside(config: RunConfig) -> bool:
     return config.saving.way == ASYNC
 
 
-def mtbf_hours(config: RunConfig) -> tuple[float, bool]:
-    """Return the hours between failures of the job, and whether they were given."""
+def mtbf_hours(config: RunConfig, ranks: int) -> tuple[float, bool]:
+    """Return the hours between failures of a job of so many ranks, and whether they were given."""
     given = config.saving.mtbf
-    return (float(GPU_HOURS / config.mesh.ranks), False) if given is None else (given, True)
+    return (float(GPU_HOURS / ranks), False) if given is None else (given, True)
 
 
 def _held(config: RunConfig, cost: BytesPerParameter) -> Forms:
@@ -48,11 +48,11 @@ def _held(config: RunConfig, cost: BytesPerParameter) -> Forms:
     has_masters = config.precision.has_masters and trained_itemsize(config) == itemsizes(config)[0]
     has_masters = offload.CAPABILITY.kept(config, Kept(0, has_masters)).masters
     each, frozen = cost.optim + (0 if has_masters else cost.param), frozen_of(config)
-    on_mesh, is_plain = config.mesh.ranks != config.mesh.shards, frozen is None and not is_owned(config)
+    on_mesh, is_plain = not is_among_all(config), frozen is None and not is_owned(config)
     if on_mesh and frozen is not None:
         return
     whole = saved_states(each, frozen, on_mesh=on_mesh)
-    for name, form in saved(how, whole, each, on_mesh=on_mesh, divided=config.parallel.zero_stage > 0):
+    for name, form in saved(how, whole, each, on_mesh=on_mesh, divided=is_divided(config)):
         if is_plain or name == "on the drives" or how == ASYNC:
             yield Key(SUBJECT, name), form
 

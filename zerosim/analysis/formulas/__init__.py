@@ -12,6 +12,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
     activations.py  activations that forward saves, by two papers that differ
     parameters.py   parameters of GPT-2 and Llama
     efficiency.py   the share of a step that computes, at a bandwidth
+    saving.py       what a save writes, gathers and holds on the host, and Young's interval between saves
     calculators.py  published calculators that disagree
     estimators.py   DeepSpeed's and accelerate's own estimators, with all their arguments
 """
