@@ -31,6 +31,7 @@ from zerosim.config.option import known_word
 from zerosim.config.parts.compression import steps_until_coded
 from zerosim.config.parts.precision import FLOATS, PURE, ROUNDINGS
 from zerosim.config.parts.reduction import COMPRESSION_OPTIONS, COMPRESSIONS
+from zerosim.config.parts.saving import named
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -83,10 +84,9 @@ def main(args: argparse.Namespace) -> int:
     is_planned = _by_shapes(args, what, columns)
     outcomes = _configs(args, columns, is_planned=is_planned)
     configs = {name: config for name, config in outcomes.items() if isinstance(config, RunConfig)}
-    if saving := next((one.saving for one in configs.values() if one.saving.folder or one.saving.resume), None):
-        name = "save_state" if saving.folder else "resume"
+    if asked := next(filter(None, (named(config.saving) for config in configs.values())), None):
         why = "compare runs several trainings, and neither saves nor goes on; use zerosim run"
-        raise wrong(name, f" {saving.folder or saving.resume!r}: {why}")
+        raise wrong(asked[0], f" {asked[1]!r}: {why}")
     first, cluster = next(iter(configs.values())), device_cluster(args, device_limit(args, None))
     with one_voice(first.world.transport) as is_first:  # the first process writes for all
         figures = output(args, "json", *configs.values(), also=filter(None, [args.other])) if is_first else None

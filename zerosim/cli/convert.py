@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"--pieces {args.pieces}: expected at least 1")
     folder.check([args.source])
     if is_own and form == SAFETENSORS and (found := _adapters(args.source)) is not None:
-        return _write_adapters(found, folder, quiet=args.quiet)
+        return _write_adapters(*found, folder, quiet=args.quiet)
     state, config = _own(args.source) if is_own else (_whole(args.source), None)
     said = [f"{args.source}: {_about(state)}"]
     if form == OWN:
@@ -88,25 +88,26 @@ def _own(path: str) -> tuple[WholeState, RunConfig]:
     return to_whole(checkpoint, config), config
 
 
-def _adapters(path: str) -> tuple[Checkpoint, RunConfig] | None:
-    """Return zerosim's own checkpoint if it trained adapters, else None."""
+def _adapters(path: str) -> tuple[Checkpoint, list[str]] | None:
+    """Return zerosim's own checkpoint and the names of its adapters; None if it trained none."""
+    from zerosim.config.parts.tuning import is_adapter
     from zerosim.state.checkpoint import Checkpoint
     from zerosim.state.folder import newest
+    from zerosim.state.runs import PARAM
 
     checkpoint = Checkpoint(newest(path))
-    config = RunConfig.from_dict(dict(checkpoint.manifest.config), f"the checkpoint {checkpoint.folder}")
-    return (checkpoint, config) if config.tuning.lora_rank else None
+    names = [name for name, state in checkpoint.names if state == PARAM and is_adapter(name)]
+    return (checkpoint, names) if names else None
 
 
-def _write_adapters(found: tuple[Checkpoint, RunConfig], folder: Folder, *, quiet: bool) -> int:
+def _write_adapters(checkpoint: Checkpoint, names: list[str], folder: Folder, *, quiet: bool) -> int:
     """Write the adapters as PEFT reads them."""
-    from zerosim.config.parts.tuning import is_adapter
     from zerosim.models.peft import check_peft, save_adapters
+    from zerosim.state.runs import PARAM
 
-    checkpoint, config = found
-    names = [name for name, state in checkpoint.names if state == "param" and is_adapter(name)]
+    config = RunConfig.from_dict(dict(checkpoint.manifest.config), f"the checkpoint {checkpoint.folder}")
     check_peft(config.model, dict.fromkeys(names), "FROM")
-    folder.write(lambda place: save_adapters(place, config, {name: checkpoint.whole(name, "param") for name in names}))
+    folder.write(lambda place: save_adapters(place, config, {name: checkpoint.whole(name, PARAM) for name in names}))
     if not quiet:
         print(f"{checkpoint.folder}: {len(names)} tensors of adapters\nWrote {folder.path}, as PEFT reads them.")
     return 0

@@ -122,7 +122,8 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if name not in VERBS:
         what = "flag" if name.startswith("-") else "command"
-        raise InputError(f"unknown {what} {name!r}{nearest(name, [*VERBS, '--help', '--version'], 'zerosim --help')}")
+        known = [one for one in (*VERBS, "--help", "--version") if one.startswith("-") == name.startswith("-")]
+        raise InputError(f"unknown {what} {name!r}{nearest(name, known, 'zerosim --help')}")
     verb: Any = importlib.import_module(f"zerosim.cli.{name}")
     parser = Parser(f"zerosim {name}", sentence(VERBS[name]), USUAL.get(name, "").split())
     verb.add_arguments(parser)

@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _tell_start(args: argparse.Namespace, config: RunConfig) -> None:
     """Say which saved step a run goes on from, and what is not the same there."""
-    from zerosim.report.state import start_text
+    from zerosim.report.saving_start import start_text
 
     if (text := start_text(config)) is not None:
         show(args, text)

@@ -71,7 +71,7 @@ def _time_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         lines.append("Its copies stay in the host's memory, and their time is not modelled.")
     if cost.beside:
         lines.append(
-            f"Writing takes {_seconds(cost.drives)}{rate}, beside the next steps. A save that comes earlier waits for it."
+            f"Writing takes {_seconds(cost.drives)}{rate}, beside the next steps. An earlier save waits for its end."
             if cost.drives is not None
             else f"How long writing takes beside the next steps is not known: {asks}."
         )

@@ -3,64 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
 from rich.table import Column
 
-from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.parts.mesh import MeshConfig
-from zerosim.config.parts.saving import SavingConfig
-from zerosim.config.parts.world import WorldConfig
-from zerosim.errors import InputError
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import counted, listed
 from zerosim.state.checkpoint import Checkpoint
 from zerosim.state.compare import Difference
-from zerosim.state.folder import damaged_after, newest
-from zerosim.state.manifest import Manifest, read_manifest
+from zerosim.state.manifest import Manifest
 from zerosim.state.runs import PARAM, Run
 from zerosim.units import format_bytes
 
 MOST_STATES, MOST_RANKS = 6, 64
-_NOT_NAMED = {
-    *MeshConfig.options(),
-    *SavingConfig.options(),
-    *WorldConfig.options(),
-    "stage",
-    "micro_batch",
-    "accumulate",
-    "steps",
-}
-"""Options that are said otherwise, or change nothing that is computed."""
 _FORMATS = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "U8": "uint8", "I32": "int32", "I64": "int64"}
-
-
-def start_text(config: RunConfig) -> RenderableType | None:
-    """Return from where a run goes on, and what is not as in the run that saved it; None: it begins at step 0."""
-    if config.saving.resume is None:
-        return None
-    folder = newest(config.saving.resume)
-    manifest = read_manifest(folder)
-    text = f"Goes on from {folder}: step {manifest.step}, written by {counted(manifest.ranks, 'rank')}."
-    changed = [*damaged_after(folder), text, *_changed(manifest, config)]
-    return Stack(*map(prose, changed), close=True)
-
-
-def _changed(manifest: Manifest, config: RunConfig) -> Iterator[str]:
-    """Yield what is not as in the run that saved it: the global batch, and options that change what is computed."""
-    try:
-        before = RunConfig.from_dict({**manifest.config})
-    except InputError:  # options that this version no longer has
-        return
-    if before.global_batch != config.global_batch:
-        yield f"The global batch was {before.global_batch} rows, and is {config.global_batch} now."
-    named = [name for name in OPTIONS if name not in _NOT_NAMED and before.value(name) != config.value(name)]
-    if named:
-        each = [f"{name} {before.value(name)} → {config.value(name)}" for name in named[:MOST_STATES]]
-        more = f" and {len(named) - len(each)} more" if len(named) > len(each) else ""
-        yield f"Changed: {', '.join(each)}{more}."
 
 
 def folder_report(folder: Path, steps: Sequence[int], checkpoint: Checkpoint, said: str, *, is_damaged: bool) -> Stack:

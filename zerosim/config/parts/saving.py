@@ -55,6 +55,13 @@ class SavingConfig(Part):
 EXCLUSIONS = tuple(Exclusion(name, "save_state", needs=True) for name in ("save_every", "save_keep"))
 
 
+def named(saving: SavingConfig) -> tuple[str, str] | None:
+    """Return the option that saves or goes on, and its folder; None without one."""
+    if saving.folder is not None:
+        return "save_state", saving.folder
+    return None if saving.resume is None else ("resume", saving.resume)
+
+
 def rules(saving: SavingConfig, data: DataConfig, offload: OffloadConfig, tuning: TuningConfig) -> Iterator[InputError]:
     """Yield a start from two places, and a gathering of states that are not on the device."""
     if saving.how == GATHERED and offload.is_on:
