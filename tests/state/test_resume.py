@@ -161,7 +161,7 @@ T5 = CONFIGS["t5"] | dict(model_type="t5", d_model=16, d_kv=8, d_ff=24, num_head
 
 
 @pytest.mark.bits
-@pytest.mark.quick(24)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize(("case", "how"), BITS, ids=[f"{case}-{how}" for case, how in BITS])
 def test_a_resumed_run_is_the_end_of_the_run_without_a_break(
     case: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

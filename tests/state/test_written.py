@@ -82,7 +82,7 @@ def counted(checkpoint: Checkpoint) -> dict[tuple[str, str], Any]:
     return {key: times[1:] for key, times in found.items()}
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("mesh", [*MESHES, *OTHERS])
 def test_every_element_is_written_once(mesh: str, how: str, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_every_element_is_written_once(mesh: str, how: str, tmp_path: Path) -> N
     } == wanted
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_mixed_precision_adam_is_twelve_bytes_a_parameter(mesh: str, how: str, tmp_path: Path) -> None:
@@ -113,6 +113,7 @@ def test_mixed_precision_adam_is_twelve_bytes_a_parameter(mesh: str, how: str, t
     assert {one.dtype for one in stored} == {"F32"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["sharded", "async"])
 def test_ranks_write_equal_parts(how: str, tmp_path: Path) -> None:
     """Replicas of a shard write a part each; no rank has more than another by more than an element a tensor."""
@@ -123,6 +124,7 @@ def test_ranks_write_equal_parts(how: str, tmp_path: Path) -> None:
     assert max(sizes.values()) - min(sizes.values()) <= len({run.tensor for run, _ in checkpoint.runs()}) * 3
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mesh", [dict(), dict(ranks=4, dp_replicate=2), dict(ranks=4, tp=2), dict(partition="owner")])
 def test_one_rank_of_each_group_writes_all_that_is_gathered(mesh: dict[str, Any], tmp_path: Path) -> None:
     saved(RunConfig(**{**TINY, **mesh}), tmp_path, 2, "gathered")
@@ -226,6 +228,7 @@ def events_of(events: list[Event]) -> Iterator[Any]:
         yield type(event), values
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("fields", [dict(stage=3), dict(ranks=4, tp=2, stage=1, dropout=0.1)], ids=["3", "tp"])
 def test_a_save_leaves_records_in_its_own_phase_and_nowhere_else(
@@ -241,6 +244,7 @@ def test_a_save_leaves_records_in_its_own_phase_and_nowhere_else(
     assert saving.losses == plain.losses
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", WAYS)
 def test_a_save_copies_each_byte_once_to_the_host_and_once_to_a_drive(how: str, tmp_path: Path) -> None:
     config = RunConfig(**{**TINY, "ranks": 4}, save_state=str(tmp_path), save_every=1, save_as=how)
