@@ -114,7 +114,13 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+LONG = ("gather",)
+"""A leaf module is planned part by part, which takes ten times as long."""
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if way.keys() & {*LONG} else ()) for way in WAYS], ids=str
+)
 def test_it_is_never_slower_than_all_blocks_alike(way: dict[str, Any]) -> None:
     usual = {} if "t5" in str(way) else dict(model="llama3.2-1b", layers=6, seq=2048, ranks=8)
     config = plan_config(**{**usual, **way})
