@@ -22,6 +22,7 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.device import Phase
 from zerosim.playback import Recorded, encode, record
+from zerosim.report.saving import save_lines
 from zerosim.report.verdict import Limit, fits, is_saves_fault
 from zerosim.stepper import debug
 from zerosim.train.plan import plan
@@ -64,6 +65,21 @@ def test_an_unknown_rate_is_named_with_its_flag(capsys: pytest.CaptureFixture[st
     assert "Save every" not in page
     assert "--gpu NAME" in said("plan --model gpt2 --ranks 4 --save-state", capsys)
     assert main(["plan", "--model", "gpt2", "--drive-rate", "1GB"]) == 2
+
+
+def test_a_time_between_failures_asks_for_a_save(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "gpt2", "--mtbf", "100"]) == 2
+    assert "--mtbf 100: says how often to save; pass --save-state too" in capsys.readouterr().err
+    page = said(f"{LLAMA} --save-state --drive-rate 25GB --mtbf 100", capsys)
+    assert "A failure is expected every 100 h (--mtbf)" in page
+
+
+def test_a_host_that_is_too_small_is_named() -> None:
+    result = plan(plan_config(model="gpt2", ranks=8, stage=3, save_as="gathered"))
+    for host, is_too_small in ((10**9, True), (10**10, False)):
+        cluster = replace(cluster_of(find_hardware("h100-80")), host_bytes=host)
+        lines = save_lines(result, cluster)
+        assert any(line.startswith("That is more than the node's host has left") for line in lines) == is_too_small
 
 
 @pytest.mark.parametrize("how", ["sharded", "gathered", "async"])

@@ -10,6 +10,7 @@ from zerosim.cli.options import add_flag
 from zerosim.cli.parser import Parser, size
 from zerosim.config import OPTIONS
 from zerosim.config.parts.saving import SHARDED
+from zerosim.errors import InputError
 
 SHARDS = "--save-as sharded, which gathers nothing"
 """What fits where a gathered save does not."""
@@ -31,6 +32,11 @@ def add_save_flags(parser: Parser) -> None:
 
 
 def settle_saves(args: argparse.Namespace, scenario: Mapping[str, Any]) -> None:
-    """Let --save-state save shards, unless --save-as or the scenario says how."""
-    if args.saves_state and not {"save_as", "save_state"} & (vars(args).keys() | scenario.keys()):
+    """Let --save-state save shards, unless --save-as or the scenario says how. Raises: InputError for --mtbf without a
+    save."""
+    if {"save_as", "save_state"} & (vars(args).keys() | scenario.keys()):
+        return
+    if args.saves_state:
         args.save_as = SHARDED
+    elif hasattr(args, "mtbf"):
+        raise InputError(f"--mtbf {args.mtbf:g}: says how often to save; pass --save-state too", field="mtbf")

@@ -41,6 +41,13 @@ def save_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     held = "until they are written" if is_beside(result.config) else "at the most"
     if max(hosts):
         lines.append(f"Its copies take {format_bytes(max(hosts))} of host memory for a rank{of_node}{has}, {held}.")
+    own = max(node.host_bytes for node in result.nodes)
+    if (
+        cluster is not None
+        and cluster.host_bytes is not None
+        and own + node_host(save, result.node_ranks) > cluster.host_bytes
+    ):
+        lines.append("That is more than the node's host has left: choose --save-as sharded, or more nodes.")
     if received := max(one.received for one in save.counts):
         lines.append(f"Each rank receives {format_bytes(received)} over the network.")
     if beside:
@@ -71,7 +78,7 @@ def _time_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         lines.append("Its copies stay in the host's memory, and their time is not modelled.")
     if cost.beside:
         lines.append(
-            f"Writing takes {_seconds(cost.drives)}{rate}, beside the next steps. An earlier save waits for its end."
+            f"Writing takes {_seconds(cost.drives)}{rate}, beside the next steps. An earlier save waits for it."
             if cost.drives is not None
             else f"How long writing takes beside the next steps is not known: {asks}."
         )
