@@ -36,6 +36,7 @@ API = {
     "optim": "optimizers and precision",
     "device": "the doors at which bytes are counted",
     "ledger": "readers of the record",
+    "state": "checkpoints: saved on each rank, gone on from on any mesh, of other frameworks",
     "grading": "what exercises are written with, and how they are judged",
     "lessons": "the pictures and tables of the notebooks",
 }

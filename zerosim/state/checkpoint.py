@@ -123,8 +123,8 @@ class Checkpoint:
             return self._range(alike, start, stop)
         if found[0][0].follows != "elements":
             raise InputError(
-                f"{self.folder}: {state} of {weight} belongs to whole pieces of another mesh, and cannot be cut for "
-                f"this one; resume with its {self._cut_by()}"
+                f"{self.folder}: numbers of {state} of {weight} belong to whole pieces of another mesh, and "
+                f"cannot be cut for this one; resume with its {self._cut_by()}"
             )
         members = [Cut(split, piece, split.pieces) for split, piece in cuts]
         return take(self.whole(weight, state), members).reshape(-1)[start:stop]

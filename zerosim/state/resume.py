@@ -155,8 +155,10 @@ def _resume_late(checkpoint: Checkpoint, strategy: Strategy, late: Mapping[str, 
     step = strategy.shards.step
     if not isinstance(step, Delayed):
         if late is not None and late["scale"] is not None:
+            since = checkpoint.manifest.config.get("delayed_update", "STEP")
             raise InputError(
-                f"{checkpoint.folder}: an update waits for the next step's backward; resume with --delayed-update"
+                f"{checkpoint.folder}: an update waits for the next step's backward; resume with --delayed-update "
+                f"{since}"
             )
         return
     if late is None:
@@ -197,8 +199,8 @@ def check(
         if run.follows in ("blocks", "rows", "columns", "bytes") and before != now:
             axes = " and ".join(f"--{one.axis or 'tiles'} {one.pieces}" for one in before) or "no --tp and no --ep"
             raise InputError(
-                f"{checkpoint.folder}: {run.state} of {run.weight} belongs to whole pieces of the mesh that wrote it, "
-                f"and cannot be cut otherwise; resume with {axes}, on any --ranks"
+                f"{checkpoint.folder}: numbers of {run.state} of {run.weight} belong to whole pieces of the mesh "
+                f"that wrote them, and cannot be cut otherwise; resume with {axes}, on any --ranks"
             )
     for name, wanted in states.items():
         found = [state for state in checkpoint.states(name) if state not in (PARAM, GRAD)]
