@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from zerosim.cli import fit, plan
+from zerosim.cli import fit, plan, run
 from zerosim.cli.main import main
 from zerosim.cli.parser import Parser, flag_of
 from zerosim.config.other_words import CALLED, LACKING, SWITCHES, TAKEN, WITHOUT_EFFECT, called, not_modelled
@@ -94,12 +95,13 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
     """The flags of a plan and of a search."""
-    found = set[str]()
-    for verb in (plan, fit):
-        parser = Parser("zerosim", "")
-        verb.add_arguments(parser)
-        found |= parser._option_string_actions.keys()
-    return found
+    return flags_of(plan) | flags_of(fit)
+
+
+def flags_of(verb: ModuleType) -> set[str]:
+    parser = Parser("zerosim", "")
+    verb.add_arguments(parser)
+    return set(parser._option_string_actions)
 
 
 @pytest.mark.quick(2)
@@ -156,7 +158,7 @@ def test_every_flag_that_an_answer_names_exists(flags: set[str]) -> None:
     answers = [" ".join(row[1:]) for row in (*CALLED, *LACKING)] + [called(word) for word in SWITCHES]
     named = {flag for answer in answers for flag in re.findall(r"--[a-z][\w-]*", answer)}
     assert len(named) > 40
-    assert named <= flags
+    assert named <= flags | flags_of(run)
     assert {flag_of(option) for option in TAKEN} <= flags
     taken_words = [word for words in TAKEN.values() for word in words.split()]
     assert len(taken_words) == len({*taken_words, *SWITCHES}) - len(SWITCHES)

@@ -35,7 +35,7 @@ from zerosim.units import parse_bytes, parse_count
 
 GROUPS = (
     *("ranks and stage", "pipeline", "model", "activations", "recipe", "ZeRO++ and MiCS", "offload", "training"),
-    *("experts", "what is trained", "precision", "data and weights"),
+    *("experts", "what is trained", "precision", "data and weights", "checkpoints"),
 )
 """Headings of a verb's help, in order; others follow them. Options of the clock are in verbs with a clock."""
 
