@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -94,16 +95,13 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
     """The flags of a plan and of a search."""
-    return flags_of(plan, fit)
+    return flags_of(plan) | flags_of(fit)
 
 
-def flags_of(*verbs: Any) -> set[str]:
-    found = set[str]()
-    for verb in verbs:
-        parser = Parser("zerosim", "")
-        verb.add_arguments(parser)
-        found |= parser._option_string_actions.keys()
-    return found
+def flags_of(verb: ModuleType) -> set[str]:
+    parser = Parser("zerosim", "")
+    verb.add_arguments(parser)
+    return set(parser._option_string_actions)
 
 
 @pytest.mark.quick(2)

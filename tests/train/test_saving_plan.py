@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from random_configs import drawn
 
-from zerosim.analysis.checks import checks
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig, plan_config
 from zerosim.ledger.saving import SaveCounts, SaveLedger
 from zerosim.state.saver import Saver
@@ -134,6 +134,13 @@ def test_a_save_is_no_part_of_a_step_of_a_run() -> None:
     plain = run(RunConfig(stage=3, ranks=2, steps=2))
     assert [result.sent_bytes(0, step) for step in range(2)] == [plain.sent_bytes(0, step) for step in range(2)]
     assert all(check.agrees for one in checks(result) for check in one.of_step if check.expected)
+
+
+@pytest.mark.parametrize("fields", [{"recompute": "full", "cpu_checkpointing": True}, {"ranks_per_node": 2}], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_nor_of_its_nodes_and_hosts(way: str, fields: Mapping[str, Any]) -> None:
+    found = checks(run(RunConfig(stage=3, ranks=4, steps=2, layers=2, save_as=way, **fields)))
+    assert formulas_agree(found)
 
 
 def test_the_host_holds_one_run_of_a_sharded_save_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

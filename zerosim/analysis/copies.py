@@ -45,7 +45,8 @@ def check_copies(of: Compared) -> list[Check]:
     if forms.of(of.forms, "lies") or not (recompute.keeps_on_host(config) or saves or pages):
         return checks
     peaks = tuple(result.memory[rank].host_peak_bytes for rank in of.ranks)
-    others = saves or moves_pages(config.memory) or offload.is_loaded(config)  # they may be the peak
+    has_saved = any(row.saves for rank in of.ranks for row in result.traffic[rank])
+    others = has_saved or saves or moves_pages(config.memory) or offload.is_loaded(config)  # they may be the peak
     live = None if others else pipeline.live_inputs(config, share.stage, of.held)
     if live is None:
         return [*checks, Check(Key("copied", "on the host"), peaks, None, None, ())]

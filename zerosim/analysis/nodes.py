@@ -99,7 +99,9 @@ def _counted(of: Compared) -> dict[tuple[str, str], Fraction]:
     ranks = share.ranks[:size] if _on_ring(config) else share.ranks
     for rank in ranks:
         for row in result.traffic[result.stands_for[rank]]:
-            if row.step == of.step and row.purpose == "states" and what_for(row.axis) not in MODEL:
+            if row.step != of.step or row.saves:
+                continue
+            if row.purpose == "states" and what_for(row.axis) not in MODEL:
                 key, at = (row.op, what_for(row.axis)), rank if _on_ring(config) else ranks[0]  # all send as far
                 if (row.op, row.axis, at) not in shares:
                     shares[row.op, row.axis, at] = share_away(row, at, result.layout.mesh, config)

@@ -80,7 +80,7 @@ function drawTrack(run, rank, width, height, prefix, most) {
     list.forEach((one, at) => {
       const x = X(one.start);
       const wide = X(one.until) - x;
-      const shade = line ? (at % 2 ? 'band' : 'grid') : ['backward', 'save', ''].includes(one.name) ? 'grid' : 'band';
+      const shade = line ? (at % 2 ? 'band' : 'grid') : /^(backward|save|)$/.test(one.name) ? 'grid' : 'band';
       root.append(titled(one.name, rect(x, y, wide, ribbon - 2, { fill: ink[shade], stroke: ink.background, 'stroke-width': 0.5 })));
       if (one.name && wide > one.name.length * 6.4 + 4) root.append(text(x + wide / 2, y + 11.5, one.name, { size: 11, anchor: 'middle' }));
     });

@@ -53,7 +53,7 @@ function endedSentence(run, [call]) {
 }
 
 const MARKS = { after_init: PHASES.init, end_of_forward: 'forward', end_of_backward: 'backward',
-  gradients_upcast: 'casting gradients up', after_step: 'the step', after_save: 'the save' };
+  gradients_upcast: 'casting gradients up', after_step: 'the step', after_save: 'saving' };
 function markSentence(run, event, all) {
   const name = run.word(event[3]);
   return `${all ? 'On every rank' : `On rank ${event[1]}`} ${MARKS[name] || name} has ended.`;
