@@ -13,6 +13,7 @@ from zerosim.errors import DIFFERENCE, InputError, did_you_mean
 
 if TYPE_CHECKING:
     from zerosim.config.safetensors import Stored
+    from zerosim.report.look import Stack
     from zerosim.state.checkpoint import Checkpoint
     from zerosim.state.runs import Run
 
@@ -30,46 +31,56 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from zerosim.report import state as report
-    from zerosim.state.compare import differences
-    from zerosim.state.folder import saved_steps
-    from zerosim.state.manifest import damage
+    from zerosim.state.checkpoint import Checkpoint
+    from zerosim.state.manifest import damage, read_manifest
 
-    figures = output(args, "json")
-    checkpoint = _opened(args.folder, args.step)
-    values: dict[str, Any] = {"schema": 1, "folder": str(checkpoint.folder), **_about(checkpoint)}
-    code, shown = 0, list[Any]()
-    damaged = damage(checkpoint.folder, checkpoint.manifest, whole=args.verify)
-    values["damage"] = damaged
-    if args.against is not None:
-        other = _opened(args.against, None)
-        found = list(differences(checkpoint, other))
-        compared = len({*checkpoint.names, *other.names})
-        shown.append(report.differences_report(checkpoint, other, found, compared))
-        values["differences"] = [one._asdict() for one in found]
-        code = DIFFERENCE if found else 0
-    elif args.tensor is not None or args.rank is not None:
-        found_runs = _wanted(checkpoint, args.tensor, args.rank)
-        pieces = [(rank, run, stored.dtype, stored.stop - stored.start) for rank, run, stored in found_runs]
-        shown.append(report.pieces_table(checkpoint, pieces))
+    figures, folder = output(args, "json"), _folder(args.folder, args.step)
+    damaged = damage(folder, read_manifest(folder), whole=args.verify)
+    values: dict[str, Any] = {"schema": 1, "folder": str(folder), "damage": damaged}
+    try:
+        checkpoint = Checkpoint(folder)
+    except InputError:
+        if not damaged:
+            raise
+        shown, code = None, DIFFERENCE  # what is damaged says it
     else:
-        steps = saved_steps(checkpoint.folder.parent)
-        verified = "Every file has its checksum." if args.verify and not damaged else damaged
-        shown.append(
-            report.folder_report(checkpoint.folder.parent, steps, checkpoint, verified, is_damaged=bool(damaged))
-        )
+        shown, code = _looked(args, checkpoint, damaged, values)
     with written((figures, as_json(lambda: values))):
         if not args.quiet:
-            for one in shown:
-                show(args, one)
-            if damaged and (args.against or args.tensor or args.rank is not None):
+            if shown is not None:
+                show(args, shown)
+            if damaged and (shown is None or args.against or args.tensor or args.rank is not None):
                 print(damaged, file=human_stream(args))
     return DIFFERENCE if damaged else code
 
 
-def _opened(path: str, step: int | None) -> Checkpoint:
-    """Open a saved step: the one that is named, or the newest. Raises: InputError."""
+def _looked(
+    args: argparse.Namespace, checkpoint: Checkpoint, damaged: str, values: dict[str, Any]
+) -> tuple[Stack, int]:
+    """Return what the flags ask to see of a saved step, and the exit code. Add its JSON form to `values`."""
+    from zerosim.report import state as report
     from zerosim.state.checkpoint import Checkpoint
+    from zerosim.state.compare import differences
+    from zerosim.state.folder import saved_steps
+
+    values.update(_about(checkpoint))
+    if args.against is not None:
+        other = Checkpoint(_folder(args.against, None))
+        found = list(differences(checkpoint, other))
+        values["differences"] = [one._asdict() for one in found]
+        compared = len({*checkpoint.names, *other.names})
+        return report.differences_report(checkpoint, other, found, compared), DIFFERENCE if found else 0
+    if args.tensor is not None or args.rank is not None:
+        found_runs = _wanted(checkpoint, args.tensor, args.rank)
+        pieces = [(rank, run, stored.dtype, stored.stop - stored.start) for rank, run, stored in found_runs]
+        return report.pieces_table(checkpoint, pieces), 0
+    around = checkpoint.folder.parent
+    said = "Every file has its checksum." if args.verify and not damaged else damaged
+    return report.folder_report(around, saved_steps(around), checkpoint, said, is_damaged=bool(damaged)), 0
+
+
+def _folder(path: str, step: int | None) -> Path:
+    """Return the folder of a saved step: the one that is named, or the newest. Raises: InputError."""
     from zerosim.state.folder import saved_steps, step_folder
     from zerosim.state.manifest import MANIFEST
 
@@ -77,14 +88,14 @@ def _opened(path: str, step: int | None) -> Checkpoint:
     if (folder / MANIFEST).is_file():
         if step is not None:
             raise InputError(f"--step {step}: {path} is one step; pass the folder around it")
-        return Checkpoint(folder)
+        return folder
     steps = saved_steps(folder)
     if not steps:
         what = "has no saved step" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
         raise InputError(f"{path}: {what}; expected a folder that --save-state wrote")
     if step is not None and step not in steps:
         raise InputError(f"--step {step}: {path} has steps {', '.join(map(str, steps))}")
-    return Checkpoint(step_folder(folder, steps[-1] if step is None else step))
+    return step_folder(folder, steps[-1] if step is None else step)
 
 
 def _wanted(checkpoint: Checkpoint, pattern: str | None, rank: int | None) -> list[tuple[int, Run, Stored]]:

@@ -74,7 +74,7 @@ def _ranks_table(checkpoint: Checkpoint) -> RenderableType:
     return titled("Who wrote what, in bytes", Adaptive(grid), note)
 
 
-def pieces_table(checkpoint: Checkpoint, found: Sequence[tuple[int, Run, str, int]]) -> RenderableType:
+def pieces_table(checkpoint: Checkpoint, found: Sequence[tuple[int, Run, str, int]]) -> Stack:
     """Return runs, each with the rank that wrote it, its dtype and its bytes."""
     grid = Grid(
         Column("tensor", overflow="fold"), "state", right("rank"), "piece", right("numbers"), right("of"), "dtype",
