@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,8 +36,12 @@ def planned(model: ModelConfig, weights: Mapping[str, Any]) -> list[Planned]:
 def save_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Any], largest: int = LARGEST_SHARD) -> None:
     """Write config.json and the weights into an empty folder, in shards of at most `largest` bytes, a larger tensor in
     one of its own."""
-    tensors = planned(model, weights)
     write_json(folder / CONFIG, config_json(model, str(next(iter(weights.values())).dtype)))
+    write_shards(folder, planned(model, weights), largest)
+
+
+def write_shards(folder: Path, tensors: Sequence[Planned], largest: int = LARGEST_SHARD) -> None:
+    """Write model.safetensors or, beyond `largest` bytes, shards and their index."""
     shards = _shards(tensors, largest)
     files = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     for file, shard in zip([SINGLE] if len(shards) == 1 else files, shards, strict=True):
@@ -44,7 +49,7 @@ def save_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Any], la
             write_tensors(out, shard)
     if len(shards) > 1:
         totals = {
-            "total_parameters": sum(array.size for array in weights.values()),
+            "total_parameters": sum(math.prod(one.shape) for one in tensors),
             "total_size": sum(one.nbytes for one in tensors),
         }
         of_tensor = {one.name: file for file, shard in zip(files, shards, strict=True) for one in shard}
