@@ -7,6 +7,8 @@ FOLDER holds tasks.npz: grads (steps, ranks, rows, columns) and q (columns, r). 
 
 from __future__ import annotations
 
+import gc
+import os
 import pickle
 import sys
 from datetime import timedelta
@@ -58,8 +60,14 @@ def main(folder: Path, rank: int, methods: list[str]) -> None:
     grads, q = torch.from_numpy(task["grads"][:, rank]), torch.from_numpy(task["q"])
     results = {method: averaged(method, grads, q) for method in methods}
     (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(results))
+    gc.collect()  # the models, whose hooks hold the group
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    sys.stdout.flush()
+    os._exit(
+        0
+    )  # torch's threads have aborted processes that were ending: "terminate called without an active exception"
