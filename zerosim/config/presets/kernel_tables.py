@@ -117,6 +117,15 @@ class KernelTables:
         return widths[min(widths, key=lambda known: (abs(math.log(known / width)), known))]
 
 
+def ideal_tables(gpu: str) -> KernelTables:
+    """Return tables of a GPU whose kernels all reach its peaks, without latency: for arithmetic on paper."""
+    whole, peak = Curve(((1.0, 1.0),)), Reached(((1e-30, 1.0),))
+    flash = {kernel: {128: Flash(whole, whole)} for kernel in FLASH_KERNELS}
+    sources = dict.fromkeys(("products", "attention", "memory"), "the peaks")
+    products, grouped = dict.fromkeys(PRODUCTS, peak), dict.fromkeys(GROUPED, peak)
+    return KernelTables(gpu, products, whole, flash, Flash(whole, whole), 0.0, 1.0, 1.0, sources, grouped, 1.0)
+
+
 @cache
 def packaged_tables(name: str) -> KernelTables:
     """Return the table of one of zerosim's own GPUs, by the name of its file."""
