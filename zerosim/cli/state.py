@@ -81,7 +81,7 @@ def _looked(
 
 def _folder(path: str, step: int | None) -> Path:
     """Return the folder of a saved step: the one that is named, or the newest. Raises: InputError."""
-    from zerosim.state.folder import saved_steps, step_folder
+    from zerosim.state.folder import nothing_in, saved_steps, step_folder
     from zerosim.state.manifest import MANIFEST
 
     folder = Path(path)
@@ -91,8 +91,7 @@ def _folder(path: str, step: int | None) -> Path:
         return folder
     steps = saved_steps(folder)
     if not steps:
-        what = "has no saved step" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{path}: {what}; expected a folder that --save-state wrote")
+        raise InputError(f"{path}: {nothing_in(folder)}")
     if step is not None and step not in steps:
         raise InputError(f"--step {step}: {path} has steps {', '.join(map(str, steps))}")
     return step_folder(folder, steps[-1] if step is None else step)

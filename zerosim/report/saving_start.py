@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import RenderableType
 
@@ -13,7 +14,7 @@ from zerosim.config.parts.world import WorldConfig
 from zerosim.errors import InputError
 from zerosim.report.look import Stack, prose
 from zerosim.report.names import counted
-from zerosim.state.folder import damaged_after, newest
+from zerosim.state.folder import damaged_after
 from zerosim.state.manifest import Manifest, read_manifest
 
 MOST_NAMED = 6
@@ -33,7 +34,7 @@ def start_text(config: RunConfig) -> RenderableType | None:
     """Return from where a run goes on, and what is not as in the run that saved it; None: it begins at step 0."""
     if config.saving.resume is None:
         return None
-    folder = newest(config.saving.resume)
+    folder = Path(config.saving.resume)  # the step, as the command line chose it
     manifest = read_manifest(folder)
     text = f"Goes on from {folder}: step {manifest.step}, written by {counted(manifest.ranks, 'rank')}."
     changed = [*damaged_after(folder), text, *_changed(manifest, config)]

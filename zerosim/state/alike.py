@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping
 
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.placement.rows import Row
-from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.spec import FlatSpec
 from zerosim.placement.split import Splits
 from zerosim.state.gathered import leads
-from zerosim.state.runs import cuts_of, share
+from zerosim.state.runs import cuts_of, holders, share
 
 Place = tuple[int, int]
 """A rank's number among those with the same numbers of a weight, and how many they are."""
@@ -38,7 +38,7 @@ def in_shards(layout: Layout, *, by_tensor: bool) -> list[Hashable]:
             kinds.setdefault((weights, layout.rows(name)["optim" if layout.is_trained(name) else "param"]), name)
         for (_, row), name in kinds.items():
             flat = layout.flats[name]
-            places = {one.splits: _places(layout, ranks, row, one) for one in flat.weights}
+            places = {one.splits: holders(mesh, ranks, row, one) for one in flat.weights}
             known = dict[Hashable, Hashable]()
             for rank in ranks:
                 copies = tuple(of[rank] for of in places.values())
@@ -64,14 +64,6 @@ def written_once(layout: Layout, stage: int) -> int:
                 pieces[weight.splits] = len({cuts_of(weight, mesh, rank) for rank in ranks})
             total += weight.numel * pieces[weight.splits]
     return total
-
-
-def _places(layout: Layout, ranks: Sequence[int], row: Row, weight: WeightSpec) -> Mapping[int, Place]:
-    """Return each rank's place among those that hold the same numbers of a weight."""
-    mesh, together = layout.mesh, defaultdict[Hashable, list[int]](list)
-    for rank in ranks:
-        together[() if row.is_whole else mesh.index(rank, *row.axes), cuts_of(weight, mesh, rank)].append(rank)
-    return {rank: (at, len(same)) for same in together.values() for at, rank in enumerate(same)}
 
 
 def _tensors(flat: FlatSpec, part: Slice, *, by_tensor: bool) -> Hashable:

@@ -64,8 +64,13 @@ def newest(path: str) -> Path:
         first = first or why
     if steps:
         raise wrong("resume", f" {path}: no saved step is whole: {first}")
+    raise wrong("resume", f" {path}: {nothing_in(folder)}")
+
+
+def nothing_in(folder: Path) -> str:
+    """Return in words why a path has no saved step."""
     what = "has no saved step" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-    raise wrong("resume", f" {path}: {what}; expected a folder that --save-state wrote")
+    return f"{what}; expected a folder that --save-state wrote"
 
 
 def damage_of(folder: Path) -> str:

@@ -14,7 +14,8 @@ each of C ranks with the same numbers writes 1/C of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zerosim.device.device import Buffer
@@ -24,6 +25,7 @@ from zerosim.parallel.stage import Stage
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import Slice
+from zerosim.placement.rows import Row
 from zerosim.placement.spec import FlatSpec, Overlap, WeightSpec
 from zerosim.placement.split import Split
 from zerosim.state.manifest import count
@@ -118,6 +120,15 @@ def arrays_of(strategy: Strategy, flat: Flat, part: Slice | None = None) -> list
     return strategy.updater.arrays(flat, part) if strategy.layout.is_trained(flat.name) else []
 
 
+def holders(mesh: Mesh, ranks: Sequence[int], row: Row, weight: WeightSpec) -> Mapping[int, tuple[int, int]]:
+    """Return for each rank of a pipeline stage its number among those that hold the same numbers of a weight, and how
+    many they are."""
+    together = defaultdict[Hashable, list[int]](list)
+    for rank in ranks:
+        together[() if row.is_whole else mesh.index(rank, *row.axes), cuts_of(weight, mesh, rank)].append(rank)
+    return {rank: (at, len(same)) for same in together.values() for at, rank in enumerate(same)}
+
+
 class Copies:
     """Which ranks hold the same numbers of a weight, as a rank's number among them and how many they are."""
 
@@ -135,13 +146,8 @@ class Copies:
         row = rows["optim" if "optim" in rows else "param"]
         key = stage, row.is_whole, row.axes, weight.splits
         if key not in self._found:
-
-            def place(rank: int) -> object:
-                return () if row.is_whole else mesh.index(rank, *row.axes), cuts_of(weight, mesh, rank)
-
-            own = place(self.rank)
-            same = [rank for rank in range(mesh.world_size) if mesh.index(rank, "pp") == stage and place(rank) == own]
-            self._found[key] = same.index(self.rank), len(same)
+            ranks = [rank for rank in range(mesh.world_size) if mesh.index(rank, "pp") == stage]
+            self._found[key] = holders(mesh, ranks, row, weight)[self.rank]
         return self._found[key]
 
 

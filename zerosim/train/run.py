@@ -165,7 +165,7 @@ class Experiment:
         self._tokens = tokens_of(config.data.tokenizer)
         self._prompt = _read_prompt(config, self._tokens)
         self._inputs, self._biases = _read_inputs(config, self.model, self._tokens)
-        self._folder, self._inputs = with_checkpoints(config, self.model, self._inputs, optimizer)
+        self._folder, self._inputs = with_checkpoints(config, self.whole, self._inputs, optimizer)
         check_room_for(config, self.model)
 
     def without_files(self) -> Experiment:

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 from zerosim.config import RunConfig
 from zerosim.errors import wrong
-from zerosim.models.model import Model
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.states import by_weight
 from zerosim.placement.partition import Slice
-from zerosim.placement.spec import WeightSpec
-from zerosim.placement.split import Splits
 from zerosim.state.checkpoint import Checkpoint
 from zerosim.state.folder import StateFolder, newest
 from zerosim.state.resume import check, writer
 from zerosim.state.saver import Checkpoints, Saving
+from zerosim.train.build import Whole
 from zerosim.train.build_updater import build_updater
 from zerosim.train.rank import Inputs
 
@@ -27,7 +25,7 @@ NOT_SAVED = (
 
 
 def with_checkpoints(
-    config: RunConfig, model: Model, inputs: Inputs, optimizer: Optimizer | None
+    config: RunConfig, whole: Whole, inputs: Inputs, optimizer: Optimizer | None
 ) -> tuple[StateFolder | None, Inputs]:
     """Return the folder in which a run saves, and its inputs: those of the saved step that it goes on from. With a way
     to save and no folder, saves are recorded and nothing is written.
@@ -36,7 +34,7 @@ def with_checkpoints(
     """
     saving, start = config.saving, None
     if saving.resume is not None:
-        start = _opened(saving.resume, config, model, inputs.steps, optimizer)
+        start = _opened(saving.resume, config, whole, inputs.steps, optimizer)
         inputs = replace(inputs, write=writer(start), checkpoints=Checkpoints(start))
     if saving.way is None:
         return None, inputs
@@ -50,9 +48,9 @@ def unwritten(inputs: Inputs) -> Inputs:
     return replace(inputs, checkpoints=before._replace(saving=before.saving._replace(folder=None)))
 
 
-def _opened(path: str, config: RunConfig, model: Model, steps: int, optimizer: Optimizer | None) -> Checkpoint:
+def _opened(path: str, config: RunConfig, declared: Whole, steps: int, optimizer: Optimizer | None) -> Checkpoint:
     """Open the newest whole step. Raises: InputError if it is of another model or optimizer, or has no step left."""
-    folder = newest(path)
+    folder, (model, layout) = newest(path), declared
     checkpoint, updater = Checkpoint(folder), build_updater(config, steps, optimizer=optimizer)
     if checkpoint.step >= steps:
         raise wrong("steps", f" {steps}: {folder} has done {checkpoint.step}; pass more, in all", beside="resume")
@@ -65,14 +63,10 @@ def _opened(path: str, config: RunConfig, model: Model, steps: int, optimizer: O
     }
     balance = model.group.balance
     routers = {} if balance is None else {name: (len(bias),) for name, bias in balance.biases.items()}
-    cuts = {weight.own_name: splits_of(weight) for flat in model.flats for weight in flat.spec.weights}
+    weights = [weight for flat in model.flats for weight in flat.spec.weights]
+    cuts = {weight.own_name: tuple(cut.split for cut in weight.cuts(layout.mesh, 0)) for weight in weights}
     check(checkpoint, {**model.shapes(), **routers}, states, cuts)
     return checkpoint
-
-
-def splits_of(weight: WeightSpec) -> Splits:
-    """Return a weight's cuts over the mesh, and the one into tiles."""
-    return weight.splits if weight.tile is None else (*weight.splits, weight.tile.split)
 
 
 def saving_of(config: RunConfig, steps: int, folder: StateFolder | None) -> Saving:
