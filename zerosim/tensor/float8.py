@@ -169,11 +169,14 @@ def delayed_factor(xp: Any, casting: Casting, history: Array, algo: str = "max",
     """Return the factor that an amax history gives (Transformer Engine's `scale`): largest / 2^margin / amax.
 
     history: fp32 (length, ...); history[0] is the step just done. algo: `max` of all, or `most_recent`, history[0].
-    former: the factor before, which stays where amax is 0 or not finite. Without it: 1.
+    former: the factor before, which stays where amax is not finite or history[0] is 0. Without it: 1.
     """
-    amax = history[0] if algo == "most_recent" else xp.where(xp.isnan(history), xp.float32(0), history).max(axis=0)
+    amax = recent = history[0]
+    if algo == "max":
+        amax = xp.where(xp.isnan(history), xp.float32(0), history).max(axis=0)
     factors = xp.minimum(xp.float32(casting.kind.largest * 2.0**-casting.margin) / amax, xp.float32(LARGEST32))
-    return xp.where(xp.isfinite(amax) & (amax > 0), factors, xp.float32(1) if former is None else former)
+    is_new = xp.isfinite(amax) & (amax > 0) & (recent != 0)
+    return xp.where(is_new, factors, xp.float32(1) if former is None else former)
 
 
 @np.errstate(all="ignore")
@@ -184,17 +187,20 @@ def delayed_scale(xp: Any, casting: Casting, history: Array, algo: str = "max", 
 
 
 def rolled(xp: Any, history: Array) -> Array:
-    """Return the amax history for the next step: history[0] moves to the end, the oldest is dropped, [0] is 0."""
+    """Return the amax history for the next step: history[0] moves to the end, the oldest is dropped, [0] is 0.
+
+    A history whose [0] is 0 stays: the operand was not used in this step.
+    """
     moved = xp.roll(history, -1, axis=0)
     moved[0] = 0
-    return moved
+    return xp.where(history[0] == 0, history, moved)
 
 
 @np.errstate(all="ignore")
 def _scaled(xp: Any, casting: Casting, values: Array, scales: Array, factors: Array | None) -> Array:
     """Return fp32 values over their scales, in the arithmetic of the library."""
     wide = xp.ascontiguousarray(values.astype(xp.float32))
-    if factors is None and (casting.scale == "fp32") and casting.rule != "deepseek":
+    if factors is None and casting.scale == "fp32" and casting.rule != "deepseek":
         factors = xp.float32(1) / scales
     elif casting.scale == "e8m0" and casting.rounding == "rceil":
         powers = xp.float32(1) / bits.powers_of(xp, scales)
