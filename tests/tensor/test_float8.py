@@ -261,11 +261,37 @@ def test_fates_are_counted() -> None:
     assert own.overflowed == 1  # the nan
 
 
-def test_mx_blocks_keep_what_one_scale_loses() -> None:
-    """A row whose blocks differ by 2^20: one scale for all turns the small ones into zeros."""
-    random = np.random.default_rng(0)
-    values = (random.standard_normal((64, 64)) * np.repeat([1, 2.0**-20], 32)).astype(np.float32)
-    for kind in (E4M3, E5M2):
-        lost = float8.fates(TENSORWISE._replace(kind=kind), values)
-        kept = float8.fates(MX._replace(kind=kind), values)
-        assert kept.to_zero * 20 < lost.to_zero + lost.fewer_digits
+def test_finer_blocks_lose_fewer_small_numbers() -> None:
+    """The table of docs/eight_bits.md, "Five scalings"."""
+    normal = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+    values = np.ldexp(normal, np.arange(1024)[:, None] % 24 - 12).astype(np.float32)
+    tensorwise, rowwise, floor, rceil, e5m2 = (
+        float8.fates(casting, values)
+        for casting in (
+            TENSORWISE,
+            ROWWISE._replace(power_of_two=True),
+            MX,
+            MX._replace(rounding="rceil"),
+            TENSORWISE._replace(kind=E5M2),
+        )
+    )
+    assert [round(100 * one.to_zero / values.size, 3) for one in (rowwise, floor, rceil)] == [0.001] * 3
+    assert [round(100 * one.fewer_digits / values.size, 2) for one in (rowwise, floor, rceil)] == [0.01] * 3
+    assert round(100 * floor.overflowed / values.size, 1) == 0.6
+    assert round(100 * tensorwise.to_zero / values.size, 1) == 32.2
+    assert round(100 * tensorwise.fewer_digits / values.size, 1) == 16.4
+    assert round(100 * e5m2.to_zero / values.size, 2) == 0.03
+    assert [one.overflowed for one in (tensorwise, rowwise, rceil)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rounding", ["floor", "rceil"])
+def test_a_nan_costs_its_block_or_itself(rounding: str) -> None:
+    """torchao's maximum is nan, Transformer Engine's skips it."""
+    values = np.ones((1, 32), np.float32)
+    values[0, 3] = np.nan
+    torchao, te = (MX._replace(rounding=rounding, rule=rule) for rule in ("torchao", "te"))
+    assert np.isnan(decoded(torchao, *quantized(torchao, values))).all()
+    assert np.isnan(decoded(te, *quantized(te, values))).sum() == 1
+    assert np.isnan(decoded(TENSORWISE, *quantized(TENSORWISE, values))).all()
+    once = TENSORWISE._replace(rule="te")
+    assert np.isnan(decoded(once, *quantized(once, values))).sum() == 1
