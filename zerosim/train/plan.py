@@ -45,6 +45,7 @@ from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
 from zerosim.state.saver import NONE, Checkpoints
 from zerosim.train.build import Whole, declare
+from zerosim.train.collection import paused
 from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
@@ -61,6 +62,7 @@ MOST_STEPS = 10
 """The most steps planned to decide whether a configuration fits."""
 
 
+@paused()
 def plan(
     config: RunConfig,
     *,
