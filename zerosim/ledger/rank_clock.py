@@ -11,7 +11,7 @@ from operator import add
 from typing import NamedTuple
 
 from zerosim.device.copies import CONTROL
-from zerosim.device.events import COMPUTE, CPU, Copy, CpuEvent, Launch, Scope, Wait
+from zerosim.device.events import COMPUTE, CPU, Copy, Launch, Scope, Wait
 from zerosim.ledger.costs import Costs
 from zerosim.ledger.entries import Busy, Entries, Entry, Live
 from zerosim.ledger.splice import Reading
@@ -90,23 +90,23 @@ class Run:
 
     def _ends_lap(self, calls: Calls) -> bool:
         entry: Entry
-        for entry in chain(() if self.waits is None else (self.waits,), self.lap):
+        for entry in chain(() if self.waits is None else (self.waits,), self.lap):  # the most frequent first
             if isinstance(entry, Busy):
                 self._compute(entry) if entry.place == DEVICE else self._on_cpu(entry)
             elif isinstance(entry, Launch):
                 self._launch(entry)
-            elif isinstance(entry, Copy):
-                self._copy(entry)
-            elif isinstance(entry, Live):
-                self.track.live.append((self.now, entry.nbytes))
-            elif isinstance(entry, CpuEvent):
-                self.works[entry.work] = Copied(CPU, self.cpu, self.cpu)
-            else:
+            elif isinstance(entry, Wait):
                 call = self.works[entry.work]
                 if isinstance(call, Call) and call.stop < 0 and not calls.place(self, call):
                     self.waits = entry
                     return False
                 self._end_wait(entry, call)
+            elif isinstance(entry, Copy):
+                self._copy(entry)
+            elif isinstance(entry, Live):
+                self.track.live.append((self.now, entry.nbytes))
+            else:
+                self.works[entry.work] = Copied(CPU, self.cpu, self.cpu)
             self.at += 1
         self.waits = None
         return True
@@ -189,8 +189,8 @@ class Run:
         self.on_cpu.append((began, self.cpu))
 
     def _compute(self, busy: Busy) -> None:
-        late = max(0.0, self.host + busy.lag - (self.now + busy.seconds))
-        if late:
+        late = self.host + busy.lag - (self.now + busy.seconds)
+        if late > 0:
             self._span(COMPUTE, "wait", self.now, self.now + late, busy.scope, HOST)
             self.added["host"].append(late)
             self.held = self.now
@@ -339,14 +339,15 @@ class Calls:
         return True
 
     def _place_first(self, run: Run, call: Call) -> bool:
-        start, number = 0.0, call.launch.sequence
+        start, number, together = 0.0, call.launch.sequence, list[Call]()
         for member, line in self.sides(call.launch):
-            ready = self._ready(member, (*line, number))
-            if ready is None:
+            one = member.calls.get((*line, number))
+            if one is None or not self._is_ready(member, one):
                 return False
-            start = max(start, ready)
-        for member, line in self.sides(call.launch):
-            member.calls[*line, number].read += 1
+            start = max(start, one.ready)
+            together.append(one)
+        for one in together:
+            one.read += 1
         call.start, call.stop = start, start + self._takes(call.launch)
         run.end_call(call)
         return True
@@ -357,18 +358,15 @@ class Calls:
             self._seconds[like] = self.costs.collective(launch)
         return self._seconds[like]
 
-    def _ready(self, run: Run, key: Key) -> float | None:
-        """Return a member's earliest start: after its launch and the earlier work of its stream; None before its
-        launch."""
-        call = run.calls.get(key)
-        if call is None:
-            return None
+    def _is_ready(self, run: Run, call: Call) -> bool:
+        """Find a member's earliest start: after its launch and the earlier work of its stream. Return False while that
+        work waits for another rank."""
         if call.ready < 0:
             while (first := run.streams[call.stream][0]) is not call:
                 if not self._place_first(run, first):
-                    return None
+                    return False
             call.ready = max(call.launched, run.free.get(call.stream, 0.0))
-        return call.ready
+        return True
 
 
 def _axis(event: Launch) -> str:

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from zerosim.device.events import Copy, CpuEvent, Launch, Wait
-from zerosim.ledger.entries import Entries, Entry
+from zerosim.ledger.entries import Busy, Entries, Entry
 from zerosim.verbs import MESSAGES
 
 
@@ -87,7 +87,11 @@ class Reading:
     def _numbered(self) -> Iterator[Entry]:
         begun, calls = self._begun, self._calls
         for place in self.current:
-            entry, (_, kind, ago, ahead) = self.entries[place], self._likes[place]
+            entry = self.entries[place]
+            if isinstance(entry, Busy):  # the most frequent, and numbered by nothing
+                yield entry
+                continue
+            _, kind, ago, ahead = self._likes[place]
             if isinstance(entry, Wait):
                 yield Wait(entry.scope, begun[kind][-ago], entry.by)
                 continue
@@ -139,6 +143,9 @@ def _likes(entries: Entries) -> list[Like]:
     works, calls = defaultdict[Hashable, int](int), dict[Hashable, int]()
     for entry in entries:
         scope = entry.scope[:3]  # without the microbatch
+        if isinstance(entry, Busy):
+            found.append(Like((scope, *entry[1:])))
+            continue
         if isinstance(entry, Wait):
             kind, number = begun[entry.work]
             found.append(Like((scope, entry.by), kind, works[kind] - number))
