@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from eight_bits import decoded, quantized
 
-from zerosim.dtypes import uint8
 from zerosim.tensor import float8, float8_codes
 from zerosim.tensor.float8 import E4M3, E5M2, KINDS, Casting, Kind
 
@@ -52,20 +52,6 @@ def matrix(name: str) -> Any:
 
 NAMES = ["normal", "wide", "tiny", "zero", "edges", "bf16", "fp16", "bits"]
 NAME = pytest.mark.parametrize("name", NAMES)
-
-
-def quantized(casting: Casting, values: Any) -> tuple[Any, Any]:
-    found = [
-        np.empty(shape, np.uint8 if kind is uint8 else np.float32) for shape, kind in casting.arrays(*values.shape)
-    ]
-    float8.quantize(np, casting, values, *found)
-    return found[0], found[1]
-
-
-def decoded(casting: Casting, codes: Any, scales: Any) -> Any:
-    out = np.empty(codes.shape, np.float32)
-    float8.decode(np, casting, codes, scales, out)
-    return out
 
 
 def same_codes(ours: Any, theirs: Any) -> None:
@@ -331,19 +317,17 @@ def blockwise() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "zero"])
-def test_activations_in_blocks_are_torchaos(blockwise: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(
+    ("block", "quantiser"),
+    [((1, 128), "torch_blockwise_scale_act_quant_lhs"), ((128, 128), "torch_blockwise_scale_weight_quant")],
+    ids=["activations", "weights"],
+)
+def test_codes_in_blocks_are_torchaos(
+    blockwise: dict[str, Any], block: tuple[int, int], quantiser: str, name: str
+) -> None:
     values = matrix(name)
-    codes, scales = quantized(Casting(E4M3, (1, 128)), values)
-    theirs, inverse = blockwise["torch_blockwise_scale_act_quant_lhs"](torch.from_numpy(values))
-    same_codes(codes, raw(theirs))
-    np.testing.assert_array_equal(scales, inverse.numpy())
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "zero"])
-def test_weights_in_blocks_are_torchaos(blockwise: dict[str, Any], name: str) -> None:
-    values = matrix(name)
-    codes, scales = quantized(Casting(E4M3, (128, 128)), values)
-    theirs, inverse = blockwise["torch_blockwise_scale_weight_quant"](torch.from_numpy(values))
+    codes, scales = quantized(Casting(E4M3, block), values)
+    theirs, inverse = blockwise[quantiser](torch.from_numpy(values))
     same_codes(codes, raw(theirs))
     np.testing.assert_array_equal(scales, inverse.numpy())
 

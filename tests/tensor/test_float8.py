@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from eight_bits import decoded, quantized
 
 from zerosim.dtypes import fp32, uint8
 from zerosim.errors import InputError
@@ -30,20 +31,6 @@ def patterns(seed: int = 0) -> dict[str, Any]:
         "fp32": drawn.view(np.float32),
     }
     return {name: values.reshape(1, -1) for name, values in found.items()}
-
-
-def quantized(casting: Casting, values: Any) -> tuple[Any, Any]:
-    found = [
-        np.empty(shape, np.uint8 if kind is uint8 else np.float32) for shape, kind in casting.arrays(*values.shape)
-    ]
-    float8.quantize(np, casting, values, *found)
-    return found[0], found[1]
-
-
-def decoded(casting: Casting, codes: Any, scales: Any) -> Any:
-    out = np.empty(codes.shape, np.float32)
-    float8.decode(np, casting, codes, scales, out)
-    return out
 
 
 @KIND

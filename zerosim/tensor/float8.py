@@ -55,6 +55,11 @@ class Casting(NamedTuple):
     margin: int = 0
     rule: str = "torchao"
 
+    @property
+    def has_factors(self) -> bool:
+        """Whether values are multiplied by `factors_from`, and not divided by their scales."""
+        return self.scale == "fp32" and self.rule != "deepseek"
+
     def grid(self, rows: int, columns: int) -> tuple[int, int]:
         """Return the shape of the scales. Blocks at the end may be smaller, but not those with e8m0 scales.
 
@@ -139,8 +144,7 @@ def quantize(xp: Any, casting: Casting, values: Array, codes: Array, scales: Arr
     """Set codes and scales from the values alone: amax, scales, codes."""
     amax = amax_of(xp, casting, values)
     scales_from(xp, casting, amax, scales)
-    has_factors = casting.scale == "fp32" and casting.rule != "deepseek"
-    encode(xp, casting, values, scales, codes, factors_from(xp, casting, amax) if has_factors else None)
+    encode(xp, casting, values, scales, codes, factors_from(xp, casting, amax) if casting.has_factors else None)
 
 
 def fates(casting: Casting, values: Array, scales: Array | None = None) -> Fates:
@@ -154,8 +158,7 @@ def fates(casting: Casting, values: Array, scales: Array | None = None) -> Fates
         shape, dtype = casting.arrays(*values.shape)[1]
         scales = np.empty(shape, np.uint8 if dtype is uint8 else np.float32)
         scales_from(np, casting, amax, scales)
-        if casting.scale == "fp32" and casting.rule != "deepseek":
-            factors = factors_from(np, casting, amax)
+        factors = factors_from(np, casting, amax) if casting.has_factors else None
     scaled = _scaled(np, casting, values, scales, factors)
     sizes = bits.codes_of(np, casting.kind, scaled, saturate=False) & 0x7F
     overflowed = int(np.count_nonzero(sizes > casting.kind.top))
@@ -200,7 +203,7 @@ def rolled(xp: Any, history: Array) -> Array:
 def _scaled(xp: Any, casting: Casting, values: Array, scales: Array, factors: Array | None) -> Array:
     """Return fp32 values over their scales, in the arithmetic of the library."""
     wide = xp.ascontiguousarray(values.astype(xp.float32))
-    if factors is None and casting.scale == "fp32" and casting.rule != "deepseek":
+    if factors is None and casting.has_factors:
         factors = xp.float32(1) / scales
     elif casting.scale == "e8m0" and casting.rounding == "rceil":
         powers = xp.float32(1) / bits.powers_of(xp, scales)
