@@ -1,4 +1,4 @@
-"""A run's configuration: one frozen, validated value of seventeen parts, each resolved when it is built (`layers.py`).
+"""A run's configuration: one frozen, validated value of eighteen parts, each resolved when it is built (`layers.py`).
 
 Every field of a part (`parts/`) is a keyword of `RunConfig(...)`, a flag of `zerosim run` (micro_batch is
 --micro-batch) and a key of a scenario file. Imports nothing heavy, so that `--help` and bad input answer at once.

@@ -15,11 +15,15 @@ LINEAR, DGRAD, WGRAD = "linear", "linear_dgrad", "linear_wgrad"
 """Names in the record of a linear map, and of the products for the gradients of its input and its weight."""
 GROUPED, GROUPED_DGRAD, GROUPED_WGRAD = "grouped", "grouped_dgrad", "grouped_wgrad"
 """The same of the maps of all experts, which are one product in the record. Their `shape` ends with the experts."""
+IN_8_BITS = ("fp8", "fp8_rows", "fp8_blocks", "mxfp8")
+"""Suffixes of a linear map's products in 8 bits, by what numbers share a scale."""
+OF_LINEAR = {f"{name}_{form}": name for name in (LINEAR, DGRAD, WGRAD) for form in IN_8_BITS}
+"""The products in 8 bits, and their names in the weights' own format."""
 ACCUMULATE = "accumulate"
 """A gradient that is added to its sum, or starts it."""
 ADD_BIAS, ADD_NORM = "add_bias", "add_norm"
 """A row-parallel map's bias, after its all-reduce; a tensor's share of the gradients' norm."""
-MATMULS = frozenset({"matmul", "matmul_add", LINEAR, DGRAD, WGRAD, GROUPED, GROUPED_DGRAD, GROUPED_WGRAD,
+MATMULS = frozenset({"matmul", "matmul_add", LINEAR, DGRAD, WGRAD, GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, *OF_LINEAR,
                      "flash_attention", "flash_attention_backward"})  # fmt: skip
 
 # By kernel, the positions of the argument arrays that it fills.

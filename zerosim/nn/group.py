@@ -16,6 +16,7 @@ from zerosim import functional as F
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
+from zerosim.functional.fp8_recipes import Products
 from zerosim.functional.router import Chosen
 from zerosim.nn.balance import Balance, Noted
 from zerosim.nn.documents import Documents
@@ -24,7 +25,7 @@ from zerosim.placement.mesh import Mesh
 from zerosim.placement.split import Splits
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable, held
-from zerosim.tensor.tensor import Operand, Outline, Tensor, apply, outline
+from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, apply, outline
 
 
 class WholeMaps:
@@ -33,6 +34,7 @@ class WholeMaps:
     size = 1
     index = 0
     axes: tuple[str, ...] = ()  # the mesh axis that cuts them, if there is one
+    cuts_rows = False  # whether a rank has some of the rows between maps that are cut
 
     def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Splits:
         """Return how a weight of this whole shape is cut along `dim`; `how`: other fields of its `Split`, into as many
@@ -98,10 +100,11 @@ class WholeMaps:
         rule_of: Callable[[Readable | Outline], Rule],
         op: str,
         saved: Mapping[str, Buffer] = MappingProxyType({}),
+        readers: Sequence[Operand] | None = None,
     ) -> Tensor:
-        """Apply `columns` with a rule that reads x only for the weights' gradients. `run` adds the rule's other saved
-        buffers to `saved`."""
-        kept, out = kept_for(weights, x), run(x)
+        """Apply `columns` with a rule that reads x only for the gradients of `readers`, by default of all weights.
+        `run` adds the rule's other saved buffers to `saved`."""
+        kept, out = kept_for(weights if readers is None else readers, x), run(x)
         return apply(rule_of(kept), out, x, *weights, op=op, saved={"input": kept, **saved})
 
     def linear_rows(
@@ -114,9 +117,10 @@ class WholeMaps:
         op: str,
         more: Sequence[Operand] = (),
         saved: Mapping[str, Buffer] = MappingProxyType({}),
+        readers: Sequence[Operand] | None = None,
     ) -> Tensor:
         """Do the same for a map cut by inputs, with its bias and `more` weights."""
-        kept, out = kept_for([weight, *more], x), run(x, bias)
+        kept, out = kept_for([weight, *more] if readers is None else readers, x), run(x, bias)
         inputs = (x, weight, *more) if bias is None else (x, weight, bias, *more)
         return apply(rule_of(kept, bias), out, *inputs, op=op, saved={"input": kept, **saved})
 
@@ -126,8 +130,29 @@ class WholeMaps:
         """Return x @ weight + bias for a weight cut by inputs and an x of which each rank has some columns."""
         return F.linear(x, weight, bias, transposed=transposed)
 
+    def behind(
+        self,
+        x: Tensor,
+        out: Buffer,
+        weights: Sequence[Operand],
+        entering: Any,
+        rule_of: Callable[..., Rule],
+        op: str,
+        saved: Saved,
+    ) -> Tensor:
+        """Return the result of a map of all ranks' rows, computed already, with a rule of what has `entered` again in
+        backward."""
+        raise NotImplementedError("the rows are not cut")
+
+    def all_rows(self, buffer: Buffer) -> Buffer:
+        """Return all ranks' rows of a matrix (rows, columns)."""
+        return buffer
+
     def sum_over(self, buffer: Buffer) -> None:
         """Add up every rank's buffer, in place."""
+
+    def largest(self, buffer: Buffer) -> None:
+        """Take the largest of every rank's buffer, in place."""
 
     def vocabulary(self, splits: Splits) -> tuple[int, int | None]:
         """Return, for a table cut by rows, this rank's first row and its number of rows without padding; None: all."""
@@ -205,6 +230,7 @@ class Group:
     device_mesh  all ranks
     experts     which experts are here, and how rows get to them
     balance     the loads and the biases of their routers, which last from step to step; None: there are none
+    products    how the linear maps of the block of a number multiply; None: in the weights' own format
     documents   where several of them begin in a row; None: a row is one
     """
 
@@ -216,6 +242,7 @@ class Group:
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS
     balance: Balance | None = None
+    products: Callable[[int], Products | None] = lambda number: None
 
 
 ONE_RANK = Group()

@@ -113,6 +113,16 @@ def in_autocast(here: LayerContext, x: Tensor, *weights: Sequence[Operand]) -> t
     return [x] if x.dtype == half else [F.cast(x, half) for _ in weights[0]], cast
 
 
+def row_of(
+    weight: Operand, *, transposed: bool
+) -> tuple[Callable[[Tensor, Operand | None], Buffer], Callable[[Readable | Outline, Operand | None], Rule]]:
+    """Return a row-parallel map, whose bias is given in each use, and what makes its rule."""
+    return (
+        lambda x, bias: linear_result(x, weight, bias, transposed=transposed),
+        lambda kept, bias: Linear(kept, weight, bias, transposed),
+    )
+
+
 class Adapters:
     """The adapters of one linear map, possibly none. `by_rows`: the map is row-parallel."""
 
@@ -183,9 +193,13 @@ class Adapters:
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
         rule_of: Callable[[Readable | Outline], Rule],
+        saved: dict[str, Buffer] | None = None,
+        readers: Sequence[Operand] | None = None,
     ) -> Tensor:
-        """Apply a column-parallel map of `weights` and its adapters. `run` and `rule_of` are the map's."""
-        downs, saved = list[Down](), dict[str, Buffer]()
+        """Apply a column-parallel map of `weights` and its adapters. `run`, `rule_of`, what it has `saved` and the
+        weights for whose gradients it reads x are the map's."""
+        downs, saved = list[Down](), {} if saved is None else saved
+        readers = [*(weights if readers is None else readers), *self.weights]
 
         def run_both(whole: Tensor) -> Buffer:
             out = run(whole)
@@ -199,22 +213,32 @@ class Adapters:
         if self.keeps_inputs:
             out = run_both(x)
             return apply(rule(outline(x)), out, x, *weights, *self.weights, op=op, saved=saved)
-        return self.maps.linear_columns(x, [*weights, *self.weights], run_both, rule, op, saved)
+        return self.maps.linear_columns(x, [*weights, *self.weights], run_both, rule, op, saved, readers)
 
-    def rows(self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Tensor:
+    def rows(
+        self,
+        x: Tensor,
+        weight: Operand,
+        bias: Operand | None,
+        run: Callable[[Tensor, Operand | None], Buffer],
+        rule_of: Callable[[Readable | Outline, Operand | None], Rule],
+        saved: dict[str, Buffer] | None = None,
+        readers: Sequence[Operand] | None = None,
+    ) -> Tensor:
         """Apply a row-parallel map and its adapters, whose results are summed over ranks in one call."""
-        downs, saved = list[Down](), dict[str, Buffer]()
+        downs, saved = list[Down](), {} if saved is None else saved
+        readers = [*([weight] if readers is None else readers), *self.weights]
 
         def run_both(x: Tensor, bias: Operand | None) -> Buffer:
-            out = linear_result(x, weight, bias, transposed=transposed)
+            out = run(x, bias)
             downs.extend(self._add(x, out, saved))
             return out
 
         def rule(kept: Readable | Outline, bias: Operand | None) -> Rule:
-            return Adapted(Linear(kept, weight, bias, transposed), kept, downs)
+            return Adapted(rule_of(kept, bias), kept, downs)
 
         op = layer_of(weight, "linear")
         if self.keeps_inputs:
             inputs, out = (x, weight) if bias is None else (x, weight, bias), run_both(x, bias)
             return apply(rule(outline(x), bias), out, *inputs, *self.weights, op=op, saved=saved)
-        return self.maps.linear_rows(x, weight, bias, run_both, rule, op, self.weights, saved)
+        return self.maps.linear_rows(x, weight, bias, run_both, rule, op, self.weights, saved, readers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -10,9 +10,10 @@ from zerosim import functional as F
 from zerosim.functional.linear import Linear as LinearRule
 from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import Adaptable, Adapters, as_4bit, in_autocast
+from zerosim.nn.fp8 import InEight, in_8_bits
+from zerosim.nn.lora import Adaptable, Adapters, as_4bit, in_autocast, row_of
 from zerosim.placement.block import Map, Role, Width
-from zerosim.tensor.tensor import Parameter, Tensor, layer_of
+from zerosim.tensor.tensor import Operand, Parameter, Tensor, layer_of
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -55,6 +56,7 @@ class ColumnMap:
             for out, each in zip(row.outs, wide, strict=True):
                 self._declare(here.beside(out.name), each, pieces=pieces_of(here, out.wide))
         self.is_one = len(cuts) == 1
+        self.in_8 = in_8_bits(here, transposed=row.layout == "out_in")
         self.adapters = Adapters(here, self._adaptable(here, wide, cuts))
 
     def _adaptable(self, here: LayerContext, wide: tuple[int, ...], cuts: list[dict[str, Any]]) -> Iterator[Adaptable]:
@@ -83,6 +85,8 @@ class ColumnMap:
     def __call__(self, x: Tensor) -> Tensor:
         (x, *more), (weights, biases) = in_autocast(self.here, x, self.weights, self.biases)
         transposed = self.row.layout == "out_in"
+        if self.in_8 is not None:
+            return self._in_8_bits(self.in_8, x, weights, biases)
         if not self.is_one:
             if not self.adapters:
                 out, op = self.maps.packed_linear(x, weights, biases), layer_of(self.weights[0], "packed_linear")
@@ -96,6 +100,13 @@ class ColumnMap:
         run = partial(linear_result, weight=weight, bias=bias, transposed=transposed)
         rule = partial(LinearRule, weight=weight, bias=bias, transposed=transposed)
         return self.adapters.columns(x, [*weights, *biases], run, rule)
+
+    def _in_8_bits(self, way: InEight, x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand]) -> Tensor:
+        op = layer_of(self.weights[0], "linear" if self.is_one else "packed_linear")
+        if not self.adapters:
+            return way.columns(x, weights, biases, op)
+        run, rule, saved = way.apply(weights, biases)
+        return self.adapters.columns(x, [*self.weights, *self.biases], run, rule, saved, way.reads_x(weights))
 
 
 class RowMap:
@@ -113,12 +124,18 @@ class RowMap:
             self.bias = here.declare("bias", (hidden,), outputs=0, reads_input=False, summed=summed)
         own = Adaptable(here.name, inner, hidden, words=row.words)
         self.adapters = Adapters(here, [own], by_rows=True)
+        self.in_8 = in_8_bits(here, transposed=self.transposed)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.adapters:
             [x], ([weight], bias) = in_autocast(self.here, x, [self.weight], [] if self.bias is None else [self.bias])
+            if self.in_8 is not None:
+                return self.in_8.rows(x, weight, bias[0] if bias else None, layer_of(self.weight, "linear"))
             return self.maps.row_linear(x, weight, bias[0] if bias else None, transposed=self.transposed)
-        return self.adapters.rows(x, self.weight, self.bias, transposed=self.transposed)
+        if self.in_8 is not None:
+            run, rule, saved = self.in_8.of_row(self.weight)
+            return self.adapters.rows(x, self.weight, self.bias, run, rule, saved, self.in_8.reads_x([self.weight]))
+        return self.adapters.rows(x, self.weight, self.bias, *row_of(self.weight, transposed=self.transposed))
 
 
 def into_columns(here: LayerContext, at: int, row: Map, place: Literal["columns", "memory"] = "columns") -> Layer:

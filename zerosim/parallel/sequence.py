@@ -38,6 +38,8 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
 class RowBorders(Borders):
     """f and g where each rank has (B, T/t, D) between the cut maps: f gathers rows, g scatters them."""
 
+    cuts_rows = True
+
     def f_forward(self, comm: Comm, x: Buffer) -> Buffer:
         return self._gather(comm, x)
 

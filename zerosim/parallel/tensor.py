@@ -34,6 +34,7 @@ from zerosim.functional.common import Grads, bias_grad, kept_for, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
 from zerosim.functional.loss import form_rows
+from zerosim.nn.fp8 import Entering
 from zerosim.nn.group import WholeMaps
 from zerosim.nn.rows import OwnRows
 from zerosim.parallel.pieces import Pieces, Place
@@ -50,6 +51,8 @@ class Borders:
 
     Each takes a buffer and returns one, the same or another.
     """
+
+    cuts_rows = False
 
     def f_forward(self, comm: Comm, x: Buffer) -> Buffer:
         """Return all of x for a column-parallel map."""
@@ -97,6 +100,7 @@ class TensorParallel(WholeMaps):
         self.index = index
         self._comm = comm
         self.borders = borders
+        self.cuts_rows = borders.cuts_rows and not keeps_gathered
         self.keeps_gathered = keeps_gathered
         self.pads_vocab = pads_vocab
 
@@ -121,6 +125,13 @@ class TensorParallel(WholeMaps):
 
     def sum_over(self, buffer: Buffer) -> None:
         self.comm.all_reduce(buffer, op="sum", purpose=PURPOSE)
+
+    def largest(self, buffer: Buffer) -> None:
+        self.comm.all_reduce(buffer, op="max", purpose=PURPOSE)
+
+    def all_rows(self, buffer: Buffer) -> Buffer:
+        rows, columns = buffer.shape
+        return self.borders.f_forward(self.comm, buffer.reshape(1, rows, columns)).reshape(-1, columns)
 
     # -- f and g ------------------------------------------------------------------------------------
     def column_linear(
@@ -156,7 +167,7 @@ class TensorParallel(WholeMaps):
     ) -> Tensor:
         whole = self.entered(x)
         kept = held(whole if self.keeps_gathered else x) if reads else outline(whole)
-        return self._behind_f(x, run(whole), weights, kept, rule_of, op, saved)
+        return self.behind(x, run(whole), weights, kept, rule_of, op, {"input": kept, **saved})
 
     def linear_columns(
         self,
@@ -166,27 +177,30 @@ class TensorParallel(WholeMaps):
         rule_of: Callable[[Readable | Outline], Rule],
         op: str,
         saved: Mapping[str, Buffer] = MappingProxyType({}),
+        readers: Sequence[Operand] | None = None,
     ) -> Tensor:
         whole = self.entered(x)
         kept: Readable | Outline = outline(whole)
-        if any(weight.requires_grad for weight in weights):
+        if any(weight.requires_grad for weight in (weights if readers is None else readers)):
             kept = held(whole if self.keeps_gathered else x)
-        return self._behind_f(x, run(whole), weights, kept, rule_of, op, saved)
+        return self.behind(x, run(whole), weights, kept, rule_of, op, {"input": kept, **saved})
 
-    def _behind_f(
+    def behind(
         self,
         x: Tensor,
         out: Buffer,
         weights: Sequence[Operand],
-        kept: Readable | Outline,
+        entering: Any,
         rule_of: Callable[..., Rule],
         op: str,
-        saved: Mapping[str, Buffer] = MappingProxyType({}),
+        saved: Saved,
     ) -> Tensor:
-        return apply(F(kept, self, rule_of), out, x, *weights, op=op, saved={"input": kept, **saved})
+        return apply(F(entering, self, rule_of), out, x, *weights, op=op, saved=saved)
 
-    def entered(self, x: Readable) -> Tensor:
-        """Return x after f."""
+    def entered(self, x: Any) -> Any:
+        """Return x after f, or what knows itself how it enters."""
+        if isinstance(x, Entering):
+            return x.entered()
         whole = self.borders.f_forward(self.comm, x.buffer)
         return x if isinstance(x, Tensor) and whole is x.buffer else Tensor(whole, Leaf() if x.requires_grad else None)
 
@@ -225,6 +239,7 @@ class TensorParallel(WholeMaps):
         op: str,
         more: Sequence[Operand] = (),
         saved: Mapping[str, Buffer] = MappingProxyType({}),
+        readers: Sequence[Operand] | None = None,
     ) -> Tensor:
         out = self.borders.g_forward(self.comm, run(x, None))
         if bias is not None:
@@ -232,7 +247,7 @@ class TensorParallel(WholeMaps):
             work = work_of("add", out.numel, arrays)._replace(name=ADD_BIAS)
             out.device.kernels((work,), out.device.backend.add, *arrays)
         inputs = (x, weight, *more) if bias is None else (x, weight, *more, bias)
-        kept = kept_for([weight, *more], x)
+        kept = kept_for([weight, *more] if readers is None else readers, x)
         rule = G(rule_of(kept, None), bias, self)
         return apply(rule, out, *inputs, op=op, saved={"input": kept, **saved})
 
@@ -317,13 +332,13 @@ class F:
     """f and the column-parallel map after it. Saves the map's whole input or, where f gathers it again, this rank's
     rows; nothing where no weight is trained."""
 
-    held: Readable | Outline
+    held: Readable | Outline | Entering
     group: TensorParallel
     rule_of: Callable[..., Rule]
 
     def backward(self, grad: Buffer) -> Grads:
         group = self.group
-        whole = self.held
+        whole: Any = self.held
         if not group.keeps_gathered and not isinstance(whole, Outline):
             whole = group.entered(whole)
         dx, *dweights = self.rule_of(whole).backward(grad)

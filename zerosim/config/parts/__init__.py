@@ -22,6 +22,7 @@ from zerosim.config.parts import (
     delayed,
     documents,
     experts,
+    fp8,
     gathering,
     grads,
     in_backward,
@@ -69,6 +70,7 @@ class Parts:
     context: context.ContextConfig
     experts: experts.ExpertsConfig
     saving: saving.SavingConfig
+    fp8: fp8.Fp8Config
 
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(Parts))
@@ -100,7 +102,7 @@ CAPABILITIES = (
     Capability(words=mesh.WORDS),
     Capability(words=model.WORDS, lacking=model.LACKING),
     Capability(words=parallel.WORDS),
-    Capability(words=precision.WORDS, lacking=precision.LACKING, settles=precision.settles),
+    Capability(words=precision.WORDS, settles=precision.settles),
     Capability(lambda c: context.model_rules(c.mesh, c.context, c.model)),
     Capability(lambda c: memory.rules(c.memory, c.model, c.parallel, c.world), (), memory.WORDS, memory.LACKING),
     Capability(
@@ -161,6 +163,10 @@ CAPABILITIES = (
     Capability(lambda c: second.rules(c.model, c.memory, c.data, c.optim, c.parallel, c.mesh, c.tuning)),
     Capability(lambda c: data.rules(c.data, c.model, c.optim)),
     Capability(lambda c: saving.rules(c.saving, c.data, c.offload, c.tuning), saving.EXCLUSIONS, saving.WORDS),
+    Capability(
+        lambda c: fp8.rules(c.fp8, c.model, c.mesh, c.precision, c.data, c.saving, c.world),
+        fp8.EXCLUSIONS, fp8.WORDS, fp8.LACKING,
+    ),
     Capability(lambda c: documents.rules(c.data, c.model, c.memory, c.optim), (), documents.WORDS),
 )  # fmt: skip
 """The order is that of errors: of several things that are wrong, the first row's is reported. Exclusions are applied

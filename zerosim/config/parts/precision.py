@@ -102,6 +102,3 @@ WORDS = (
     ("training.mixed_precision_reduce main_grads_dtype *grad_accum_dtype", "--grad-dtype fp32 or bf16"),
     ("initial_loss_scale", "--initial-scale-power P, for 2^P"),
 )
-
-
-LACKING = (("fp8 fp8_* float8* fp4* te_*", "FP8 training", "--precision bf16 is the smallest format for training"),)

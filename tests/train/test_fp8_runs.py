@@ -1,0 +1,108 @@
+"""Runs whose linear maps multiply in 8 bits: every recipe, stage and cut, on numbers and on shapes alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.same import assert_same_weights
+from tests.train.test_shapes import assert_same_record
+from zerosim.config import RunConfig
+from zerosim.config.parts.fp8 import LIBRARIES
+from zerosim.errors import InputError
+from zerosim.train.run import run
+
+RECIPES = [(library, kind) for library, kinds in LIBRARIES.items() for kind in kinds]
+
+
+def small(**changes: object) -> RunConfig:
+    sizes = {
+        "layers": 2,
+        "hidden": 128,
+        "heads": 2,
+        "seq": 64,
+        "micro_batch": 2,
+        "vocab": 256,
+        "ffn": 256,
+        "model": "llama",
+    }
+    return RunConfig(**{"steps": 2, "fp8": "tensorwise", **sizes, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("library", "kind"), RECIPES)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_shapes_leave_the_record_of_a_real_run(library: str, kind: str, stage: int) -> None:
+    assert_same_record(small(fp8_library=library, fp8=kind, ranks=2, stage=stage, model="gpt" if stage else "llama"))
+
+
+WAYS = {
+    "tp": {"tp": 2},
+    "sp": {"tp": 2, "sequence_parallel": True},
+    "gathered": {"tp": 2, "sequence_parallel": True, "keep_gathered": True},
+    "pp": {"pp": 2, "accumulate": 3},
+    "zero bubble": {"pp": 2, "accumulate": 4, "pipeline": "zb-h1"},
+    "recompute": {"recompute": "full"},
+    "parts": {"recompute": "selective:layernorm,mlp_act"},
+    "LoRA": {"lora_rank": 4, "lora_dropout": 0.1},
+    "LoRA over tp": {"lora_rank": 4, "tp": 2, "sequence_parallel": True},
+    "exact ends": {"fp8_exact_first": 1},
+    "wgrad": {"fp8_exact_wgrad": True},
+    "wgrad over sp": {"fp8_exact_wgrad": True, "tp": 2, "sequence_parallel": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("library", "kind"), [("torchao", "tensorwise"), ("te", "delayed"), ("te", "mxfp8")])
+def test_so_does_each_cut_of_it(way: str, library: str, kind: str) -> None:
+    """Numbers and shapes agree with tensor, sequence and pipeline parallelism, recompute and LoRA."""
+    assert_same_record(small(fp8_library=library, fp8=kind, ranks=4, **WAYS[way]))
+
+
+@pytest.mark.parametrize(("library", "kind"), RECIPES)
+def test_stages_give_the_same_bits(library: str, kind: str) -> None:
+    """Stages 0 to 3 leave the same weights: a scale is of one rank's rows, or of a weight that all ranks have."""
+    runs = [run(small(fp8_library=library, fp8=kind, ranks=2, stage=stage, steps=3)) for stage in range(4)]
+    for other in runs[1:]:
+        assert other.losses == runs[0].losses
+        assert_same_weights(other, runs[0])
+
+
+@pytest.mark.parametrize("kind", ["delayed", "tensorwise"])
+def test_gathered_codes_give_the_same_bits_as_gathered_numbers(kind: str) -> None:
+    """One scale of all rows: what sequence parallelism gathers as codes is what it would code once it is gathered."""
+    cut = {"fp8_library": "te", "fp8": kind, "ranks": 2, "tp": 2, "sequence_parallel": True, "steps": 3}
+    codes, numbers = run(small(**cut)), run(small(**cut, keep_gathered=True))
+    assert codes.losses == numbers.losses
+    assert_same_weights(codes, numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("library", "kind"), RECIPES)
+def test_the_loss_is_within_a_percent_of_bf16_after_50_steps(library: str, kind: str, seed: int) -> None:
+    what = {"steps": 50, "ranks": 1, "stage": 0, "seed": seed, "lr": 1e-3}
+    [ours], [exact] = (
+        run(small(fp8_library=library, fp8=kind, **what)).losses[-1],
+        run(small(fp8="none", **what)).losses[-1],
+    )
+    assert ours != exact
+    assert abs(ours / exact - 1) < 0.01
+
+
+BAD = [
+    ({"fp8": "rowwise", "fp8_library": "te"}, "te' has delayed"),
+    ({"fp8": "blockwise", "fp8_library": "torchao", "hidden": 96}, "multiple of 128"),
+    ({"fp8": "mxfp8", "seq": 9, "micro_batch": 1}, "tokens of a microbatch is 9"),
+    ({"fp8": "tensorwise", "fp8_margin": 2}, "only --fp8 delayed"),
+    ({"fp8": "tensorwise", "precision": "fp64"}, "16 or 32 bits"),
+    ({"fp8": "none", "fp8_library": "te"}, "fp8"),
+    ({"fp8": "delayed", "save_state": "x"}, "no amax histories"),
+    ({"fp8": "tensorwise", "fp8_exact_first": 1, "fp8_exact_last": 1}, "no block of 2"),
+    ({"fp8": "mxfp8", "mx_rounding": "floor"}, "te's is rceil"),
+    ({"fp8": "nvfp4"}, "expected one of"),
+]
+
+
+@pytest.mark.parametrize(("what", "says"), BAD)
+def test_what_cannot_be_is_refused(what: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        small(**what)

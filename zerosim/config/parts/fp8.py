@@ -1,0 +1,186 @@
+"""Products of linear maps in 8 bits: scaling, the library whose arithmetic it is, and which maps stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerosim.config.option import Exclusion, Part, option
+from zerosim.config.parts.data import DataConfig
+from zerosim.config.parts.mesh import MeshConfig
+from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.precision import PrecisionConfig
+from zerosim.config.parts.saving import SavingConfig
+from zerosim.config.parts.world import WorldConfig
+from zerosim.errors import InputError, wrong
+
+SCALINGS = ("delayed", "tensorwise", "rowwise", "blockwise", "mxfp8")
+LIBRARIES = {
+    "torchao": ("tensorwise", "rowwise", "blockwise", "mxfp8"),
+    "te": ("delayed", "tensorwise", "blockwise", "mxfp8"),
+    "deepseek": ("blockwise",),
+}
+"""By library, its scalings."""
+STEPS = {"blockwise": 128, "mxfp8": 32}
+"""What sizes must be a multiple of, by scaling; others need 16, the step of 8-bit products on GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Config(Part):
+    """How the linear maps of blocks multiply."""
+
+    group = "precision"
+
+    kind: str = option(
+        "none", "products of the blocks' linear maps in 8 bits, by what numbers share a scale: a tensor with the amax "
+        "of former steps (delayed) or its own, a row, blocks of 128, or 32 in a row (mxfp8)", flat="fp8",
+        choices=("none", *SCALINGS), metavar="none|SCALING", words="fp8_recipe",
+    )  # fmt: skip
+    made_by: str | None = option(
+        None, "with --fp8: whose arithmetic, and what is saved for backward. torchao saves inputs in 16 bits, te "
+        "(Transformer Engine) and deepseek (DeepSeek-V3) their codes", flat="fp8_library", choices=tuple(LIBRARIES),
+        shown="torchao for tensorwise and rowwise, else te; te for all with --recipe megatron",
+    )  # fmt: skip
+    formats: str | None = option(
+        None, "with --fp8-library te: e4m3 alone, or hybrid, with e5m2 for gradients", flat="fp8_format",
+        choices=("e4m3", "hybrid"), shown="hybrid for delayed and tensorwise, else e4m3",
+    )  # fmt: skip
+    mx_rounding: str | None = option(
+        None, "with --fp8 mxfp8: how the scale is rounded to a power of two (torchao's ScaleCalculationMode)",
+        choices=("floor", "ceil", "rceil", "even"), shown="floor; te's is rceil",
+    )  # fmt: skip
+    exact_wgrad: bool = option(
+        False, "with --fp8: the weights' gradients are not computed in 8 bits (rowwise_with_gw_hp, no-fp8-wgrad)",
+        flat="fp8_exact_wgrad",
+    )  # fmt: skip
+    exact_first: int = option(
+        0, "with --fp8: the first N blocks are not in 8 bits", flat="fp8_exact_first", low=0, high=10**6, metavar="N",
+        words="num_layers_at_start_in_bf16",
+    )  # fmt: skip
+    exact_last: int = option(
+        0, "with --fp8: nor are the last N", flat="fp8_exact_last", low=0, high=10**6, metavar="N",
+        words="num_layers_at_end_in_bf16",
+    )  # fmt: skip
+    amax_history: int = option(
+        1, "with --fp8 delayed: steps whose amax is kept", flat="fp8_amax_history", low=1, high=10**4, metavar="STEPS",
+        words="fp8_amax_history_len",
+    )  # fmt: skip
+    amax_algo: str = option(
+        "most_recent", "with --fp8 delayed: which of them gives the scale", flat="fp8_amax_algo",
+        choices=("most_recent", "max"), words="fp8_amax_compute_algo",
+    )  # fmt: skip
+    margin: int = option(
+        0, "with --fp8 delayed: powers of two left free above it", flat="fp8_margin", low=0, high=10, metavar="N",
+    )  # fmt: skip
+
+    def _check(self) -> None:
+        if not self.is_on:
+            return
+        if self.kind not in LIBRARIES[self.library]:
+            right = next(name for name, scalings in LIBRARIES.items() if self.kind in scalings)
+            known = ", ".join(LIBRARIES[self.library])
+            raise wrong("fp8_library", f" {self.library!r} has {known}, not {self.kind}; choose {right}")
+        if self.formats is not None and self.library != "te":
+            raise wrong("fp8_format", f" {self.formats!r}: {self.library} has its own; choose fp8_library te")
+        if self.mx_rounding is not None and self.kind != "mxfp8":
+            raise wrong("mx_rounding", f" {self.mx_rounding!r}: only mxfp8's scales are rounded so; leave it out")
+        if self.mx_rounding not in (None, "rceil") and self.library == "te":
+            raise wrong("mx_rounding", f" {self.mx_rounding!r}: te's is rceil; choose fp8_library torchao")
+        if self.exact_wgrad and self.library == "deepseek":
+            raise wrong("fp8_exact_wgrad", ": deepseek computes all three products in 8 bits; choose te or torchao")
+        if self.kind != "delayed":
+            for name, is_default in (
+                ("fp8_amax_history", self.amax_history == 1),
+                ("fp8_amax_algo", self.amax_algo == "most_recent"),
+                ("fp8_margin", self.margin == 0),
+            ):
+                if not is_default:
+                    raise wrong(name, f": only --fp8 delayed scales by an amax of former steps, not {self.kind}")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any product is in 8 bits."""
+        return self.kind != "none"
+
+    @property
+    def library(self) -> str:
+        """Whose arithmetic it is."""
+        return self.made_by or ("torchao" if self.kind in ("tensorwise", "rowwise") else "te")
+
+    @property
+    def form(self) -> str:
+        """The format of gradients: e4m3, or hybrid, which is e5m2 for them."""
+        return self.formats or ("hybrid" if self.kind in ("delayed", "tensorwise") else "e4m3")
+
+    @property
+    def rounding(self) -> str:
+        """How scales of mxfp8 are rounded."""
+        return self.mx_rounding or ("rceil" if self.library == "te" else "floor")
+
+
+EXCLUSIONS = tuple(
+    Exclusion(name, "fp8", needs=True)
+    for name in ("fp8_library", "fp8_format", "mx_rounding", "fp8_exact_wgrad", "fp8_exact_first", "fp8_exact_last")
+)
+
+
+def rules(
+    fp8: Fp8Config,
+    model: ModelConfig,
+    mesh: MeshConfig,
+    precision: PrecisionConfig,
+    data: DataConfig,
+    saving: SavingConfig,
+    world: WorldConfig,
+) -> Iterator[InputError]:
+    """Yield what 8 bits refuse of models, sizes and formats."""
+    if not fp8.is_on:
+        return
+
+    def refuse(why: str) -> InputError:
+        return wrong("fp8", f" {fp8.kind!r}: {why}")
+
+    if not model.has_blocks:
+        yield refuse(f"model {model.family} has no blocks with linear maps; choose gpt or llama")
+        return
+    if precision.stored == "fp64":
+        yield refuse("codes replace values of 16 or 32 bits; choose precision bf16")
+    if model.has_experts and fp8.library != "torchao":
+        yield refuse("experts' maps in 8 bits are not modelled; fp8_library torchao leaves them as they are")
+    if fp8.kind == "delayed" and (saving.folder is not None or saving.resume is not None):
+        yield refuse("a checkpoint has no amax histories, so that a run would not go on as it was; choose tensorwise")
+    if fp8.exact_first + fp8.exact_last >= model.layers:
+        count = fp8.exact_first + fp8.exact_last
+        yield wrong("fp8_exact_first", f" and fp8_exact_last: no block of {model.layers} is in 8 bits with {count}")
+    step = STEPS.get(fp8.kind, 16)
+    if fp8.library == "deepseek":
+        step = 16  # tiles at the end may be smaller
+    sizes = {
+        "hidden": model.hidden,
+        "ffn": model.ffn // mesh.tp,
+        "the width of all heads": model.width("heads") // mesh.tp,
+    }
+    sizes["tokens of a microbatch"] = data.micro_batch * model.seq // mesh.cp
+    for name, size in sizes.items():
+        if size % step:
+            on = (
+                f" on a rank of tp {mesh.tp}"
+                if mesh.tp > 1 and name not in ("hidden", "tokens of a microbatch")
+                else ""
+            )
+            yield refuse(f"{name} is {size}{on}, and has to be a multiple of {step}, which a product sums over")
+
+
+WORDS = (
+    (
+        "fp8 fp8_format fp8_hybrid",
+        "--fp8 delayed, tensorwise, blockwise or mxfp8, with --fp8-library te --fp8-format hybrid or e4m3",
+    ),
+    ("enable_fp8 float8 float8_recipe_name quantize.linear.float8*", "--fp8 tensorwise or rowwise, torchao's recipes"),
+    ("mx quantize.linear.mx*", "--fp8 mxfp8 --fp8-library torchao, with --mx-rounding"),
+    ("first_last_layers_bf16", "--fp8-exact-first N --fp8-exact-last N"),
+)
+LACKING = (
+    ("fp4 fp4_* nvfp4*", "training in 4 bits (NVFP4)", "--fp8 mxfp8 is the smallest format for products"),
+    ("te_* fp8_dot_product_attention fp8_multi_head_attention", "attention in 8 bits", "--fp8 for the linear maps"),
+)

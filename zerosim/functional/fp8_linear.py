@@ -1,0 +1,204 @@
+"""Linear maps in 8 bits, by their recipe's products (`fp8_recipes.py`).
+
+                temporary bytes            saved from forward to backward
+torchao         x's codes, the weight's    x in 2 bytes
+te, deepseek    the same                   x's codes for the weights' gradients: 1 byte, and scales
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.work import DGRAD, LINEAR, WGRAD
+from zerosim.errors import InputError
+from zerosim.functional.common import Grads, bias_grad, map_grad, ready_map_grads, rows_of, weight_grad
+from zerosim.functional.fp8 import Coded, Seen, Wanted, cast, multiply
+from zerosim.functional.fp8_recipes import Products
+from zerosim.tensor.discarded import Readable
+from zerosim.tensor.float8 import Casting
+from zerosim.tensor.tensor import Operand, Outline
+
+
+@dataclass(slots=True)
+class State:
+    """What a map keeps from step to step: its operands' histories, and its weights' codes with the step of each."""
+
+    seen: dict[str, Seen] = field(default_factory=dict)
+    weights: dict[int, list[Coded]] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
+
+    def of(
+        self,
+        device: Device,
+        products: Products,
+        name: str,
+        casting: Casting,
+        share: Callable[[Buffer], None] | None = None,
+    ) -> Seen | None:
+        """Return an operand's history, ready for this step; None without delayed scaling."""
+        if products.history is None:
+            return None
+        if name not in self.seen:
+            self.seen[name] = Seen.new(device, products.history.length)
+        self.seen[name].roll(device, casting, products.history, share)
+        return self.seen[name]
+
+
+class Map8(NamedTuple):
+    """A linear map of one input: its weights side by side, (O, I) if `transposed`, else (I, O), and their biases or
+    none."""
+
+    products: Products
+    state: State
+    weights: Sequence[Operand]
+    biases: Sequence[Operand]
+    transposed: bool
+
+    @property
+    def saves_codes(self) -> bool:
+        """Whether x's codes are saved."""
+        return self.products.saves_codes and any(weight.requires_grad for weight in self.weights)
+
+    def casts_of_x(self, *, saves: bool, turned: bool = False) -> list[Wanted]:
+        """Return what is made of x in forward: its codes, and those for the weights' gradients."""
+        wanted = [Wanted(self.products.forward.left)]
+        if saves and self.products.wgrad is not None:
+            wanted.append(Wanted(self.products.wgrad.right, across=True, turned=turned, kind=Kind.ACTIVATION))
+        return wanted
+
+    def run(self, x: Readable) -> tuple[Buffer, list[Coded]]:
+        """Return the result, and the codes of x to save."""
+        device, first = x.device, self.products.forward.left
+        saves = self.saves_codes and device.grad_enabled
+        seen = self.state.of(device, self.products, "x", first)
+        coded, *kept = cast(device, rows_of(x.array), self.casts_of_x(saves=saves), seen)
+        return self.run_codes(coded, like_of(x)), kept
+
+    def run_codes(self, x: Coded, shape: Outline) -> Buffer:
+        """Return the result for codes of x, which has this shape."""
+        self.check(shape.shape[-1])
+        ready_map_grads(self.weights)
+        device = shape.device
+        out = device.alloc((*shape.shape[:-1], sum(self.widths)), shape.dtype, Kind.ACTIVATION)
+        name, rows = f"{LINEAR}_{self.products.name}", rows_of(out.array)
+        for at, columns in enumerate(self.spans):
+            bias = self.biases[at].array if self.biases else None
+            multiply(device, name, x, self.weight_codes(device, at, across=False), rows[:, columns], bias)
+        return out
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of each weight's outputs."""
+        return [weight.shape[0 if self.transposed else 1] for weight in self.weights]
+
+    @property
+    def spans(self) -> Iterator[slice]:
+        """Yield each weight's range of the result's columns."""
+        start = 0
+        for wide in self.widths:
+            yield slice(start, start + wide)
+            start += wide
+
+    def check(self, width: int) -> None:
+        """Check that the weights take so many columns. Raises: InputError."""
+        for weight in self.weights:
+            if weight.shape[1 if self.transposed else 0] != width:
+                raise InputError(f"linear: x has {width} columns, its weight of shape {weight.shape} takes another")
+
+    def weight_codes(self, device: Device, at: int, *, across: bool) -> Coded:
+        """Return a weight's codes for forward or, `across`, for the input's gradient."""
+        kind = Kind.KEPT if self.products.caches else Kind.TEMP
+        ways = [
+            Wanted(self.products.forward.right, kind=kind),
+            Wanted(self.products.dgrad.right, across=True, kind=kind),
+        ]
+        seen = self.state.of(device, self.products, f"weight {at}", ways[0].casting)
+        if not self.products.caches or not device.is_training:
+            [coded] = self._cast_weight(device, at, [ways[across]], seen)
+            return coded
+        if self.state.steps.get(at) != device.where.step:
+            before = self.state.weights.get(at, [None, None])
+            ways = [way._replace(into=old) for way, old in zip(ways, before, strict=True)]
+            self.state.weights[at] = self._cast_weight(device, at, ways, seen)
+            self.state.steps[at] = device.where.step
+        return self.state.weights[at][across]
+
+    def _cast_weight(self, device: Device, at: int, ways: Sequence[Wanted], seen: Seen | None) -> list[Coded]:
+        values = self.weights[at].buffer
+        return cast(device, values.array if self.transposed else values.array.T, ways, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear8:
+    """Saves x, or its codes for the weights' gradients (`kept`), and the handles of weights and biases.
+
+    x: the input; without its bytes if `kept` or `coded` are given or no weight is trained.
+    coded: the input's codes for the weights' gradients, that backward has just made.
+    """
+
+    x: Readable | Outline
+    map: Map8
+    kept: Sequence[Coded] = ()
+
+    def backward(self, grad: Buffer) -> Grads:
+        of, products, device = self.map, self.map.products, grad.device
+        dx = self.x.new_grad() if self.x.requires_grad else None
+        share = None
+        dweights = list[Buffer | None]()
+        for at, columns in enumerate(of.spans):
+            rows = rows_of(grad.array)[:, columns]
+            weight = of.weights[at]
+            wanted = [Wanted(products.dgrad.left)] if dx is not None else []
+            if weight.requires_grad and products.wgrad is not None:
+                wanted.append(Wanted(products.wgrad.left, across=True))
+            seen = of.state.of(device, products, f"grad {at}", products.dgrad.left)
+            coded = cast(device, rows, wanted, seen) if wanted else []
+            if dx is not None:
+                into = dx
+                if at:
+                    share = share or device.alloc(dx.shape, dx.dtype, Kind.TEMP)
+                    into = share
+                values = of.weight_codes(device, at, across=True)
+                multiply(device, f"{DGRAD}_{products.name}", coded.pop(0), values, rows_of(into.array))
+                del values
+                if at:
+                    device.kernel(dx.numel, device.backend.add, dx.array, into.array, dx.array)
+            make = partial(self._weight_grad, at, coded[0] if coded else grad)
+            dweights.append(weight_grad(weight, make, self.x if not isinstance(self.x, Outline) else None))
+            del coded, make
+        dbiases = [bias_grad(bias, grad, columns) for bias, columns in zip(of.biases, of.spans, strict=False)]
+        return dx, *dweights, *dbiases
+
+    def _weight_grad(self, at: int, grad: Coded | Buffer) -> Buffer:
+        """Return a weight's gradient: of codes of the result's, or of the whole gradient in high precision."""
+        of, device = self.map, self.x.device
+        dweight = map_grad(of.weights[at], of.weights if len(of.weights) > 1 else (), at)
+        if isinstance(grad, Buffer):
+            assert not isinstance(self.x, Outline)
+            columns, x = rows_of(grad.array)[:, list(of.spans)[at]], rows_of(self.x.array)
+            left, right = (columns.T, x) if of.transposed else (x.T, columns)
+            device.product(WGRAD, device.backend.matmul, left, right, dweight.array)
+            return dweight
+        x_codes = self.kept[0] if self.kept else self._coded_x()
+        left8, right8 = (grad, x_codes) if of.transposed else (x_codes, grad)
+        multiply(device, f"{WGRAD}_{of.products.name}", left8, right8, dweight.array)
+        return dweight
+
+    def _coded_x(self) -> Coded:
+        """Make the codes of x for the weights' gradients."""
+        products, device = self.map.products, self.x.device
+        assert products.wgrad is not None
+        assert not isinstance(self.x, Outline)
+        casting = products.wgrad.right
+        seen = self.map.state.of(device, products, "x", casting)
+        [coded] = cast(device, rows_of(self.x.array), [Wanted(casting, across=True)], seen)
+        return coded
+
+
+def like_of(x: Readable) -> Outline:
+    """Return a tensor's shape without its bytes."""
+    return Outline(x.device, x.shape, x.dtype, x.requires_grad)
