@@ -6,9 +6,11 @@ import pytest
 
 from tests.same import assert_same_weights
 from tests.train.test_shapes import assert_same_record
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.config.parts.fp8 import LIBRARIES
 from zerosim.errors import InputError
+from zerosim.train.plan import plan
 from zerosim.train.run import run
 
 RECIPES = [(library, kind) for library, kinds in LIBRARIES.items() for kind in kinds]
@@ -25,7 +27,10 @@ def small(**changes: object) -> RunConfig:
         "ffn": 256,
         "model": "llama",
     }
-    return RunConfig(**{"steps": 2, "fp8": "tensorwise", **sizes, **changes})  # type: ignore[arg-type]
+    values: dict[str, object] = {"steps": 2, "fp8": "tensorwise", **sizes, **changes}
+    if values["model"] == "llama":
+        values["kv_heads"] = values["heads"]
+    return RunConfig(**values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("library", "kind"), RECIPES)
@@ -55,6 +60,26 @@ WAYS = {
 def test_so_does_each_cut_of_it(way: str, library: str, kind: str) -> None:
     """Numbers and shapes agree with tensor, sequence and pipeline parallelism, recompute and LoRA."""
     assert_same_record(small(fp8_library=library, fp8=kind, ranks=4, **WAYS[way]))
+
+
+FORMS = {
+    **WAYS,
+    "stage 1": {"stage": 1},
+    "sp and recompute": {"tp": 2, "sequence_parallel": True, "recompute": "full:2", "layers": 4},
+    "sp and parts": {"tp": 2, "sequence_parallel": True, "recompute": "selective:mlp", "accumulate": 2},
+    "FSDP2": {"recipe": "fsdp2"},
+    "Megatron": {"recipe": "megatron", "stage": 1},
+}
+
+
+@pytest.mark.parametrize("way", FORMS)
+@pytest.mark.parametrize(("library", "kind"), RECIPES)
+def test_closed_forms_agree(way: str, library: str, kind: str) -> None:
+    """Codes that stay, amax and gathered codes have closed forms, scales included."""
+    sizes = {"heads": 4, "hidden": 256, "seq": 256, "ffn": 512, "ranks": 4}
+    if "fp8_exact_wgrad" in FORMS[way] and library == "deepseek":
+        return
+    assert formulas_agree(checks(plan(small(fp8_library=library, fp8=kind, **{**sizes, **FORMS[way]}))))
 
 
 @pytest.mark.parametrize(("library", "kind"), RECIPES)

@@ -51,18 +51,18 @@ class Seen:
 
     history: Buffer
     factor: Buffer
-    step: int
+    step: int | None = None
 
     @staticmethod
     def new(device: Device, length: int) -> Seen:
         """Allocate an empty history, whose factor is 1."""
         history, factor = (
-            device.alloc(shape, fp32, Kind.KEPT, name=name)
+            device.alloc(shape, fp32, Kind.PARAM, name=name)
             for shape, name in (((length, 1), "amax history"), ((1,), "factor"))
         )
         device.kernel(0, device.backend.fill, history.array, 0.0)
         device.kernel(0, device.backend.fill, factor.array, 1.0)
-        return Seen(history, factor, device.where.step)
+        return Seen(history, factor)
 
     def roll(self, device: Device, casting: Casting, how: History, share: Callable[[Buffer], None] | None) -> None:
         """In the first use of a step, take the factor from the steps before, of all ranks with which to `share` it."""

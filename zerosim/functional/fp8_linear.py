@@ -31,6 +31,13 @@ class State:
     weights: dict[int, list[Coded]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
 
+    def begin(self, device: Device, products: Products, weights: int) -> None:
+        """Allocate all histories in the first use."""
+        if products.history is None or self.seen:
+            return
+        for name in ("x", *(f"{of} {at}" for of in ("weight", "grad") for at in range(weights))):
+            self.seen[name] = Seen.new(device, products.history.length)
+
     def of(
         self,
         device: Device,
@@ -42,8 +49,6 @@ class State:
         """Return an operand's history, ready for this step; None without delayed scaling."""
         if products.history is None:
             return None
-        if name not in self.seen:
-            self.seen[name] = Seen.new(device, products.history.length)
         self.seen[name].roll(device, casting, products.history, share)
         return self.seen[name]
 
@@ -73,6 +78,7 @@ class Map8(NamedTuple):
     def run(self, x: Readable) -> tuple[Buffer, list[Coded]]:
         """Return the result, and the codes of x to save."""
         device, first = x.device, self.products.forward.left
+        self.state.begin(device, self.products, len(self.weights))
         saves = self.saves_codes and device.grad_enabled
         seen = self.state.of(device, self.products, "x", first)
         coded, *kept = cast(device, rows_of(x.array), self.casts_of_x(saves=saves), seen)
@@ -111,7 +117,7 @@ class Map8(NamedTuple):
 
     def weight_codes(self, device: Device, at: int, *, across: bool) -> Coded:
         """Return a weight's codes for forward or, `across`, for the input's gradient."""
-        kind = Kind.KEPT if self.products.caches else Kind.TEMP
+        kind = Kind.PARAM if self.products.caches else Kind.TEMP
         ways = [
             Wanted(self.products.forward.right, kind=kind),
             Wanted(self.products.dgrad.right, across=True, kind=kind),

@@ -97,4 +97,4 @@ def deepseek() -> Products:
     """Return DeepSeek-V3's products: x's codes are saved, and weights are cast in each use."""
     tile, square = (Casting(E4M3, block, rule="deepseek") for block in (TILES, SQUARES))
     forward = Operands(tile, square)
-    return Products(forward, forward, Operands(tile, tile), "fp8_blocks", saves_codes=True)
+    return Products(forward, forward, Operands(tile, tile), "fp8_blocks", saves_codes=True, gathers_codes=True)

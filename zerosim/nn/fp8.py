@@ -90,6 +90,7 @@ class InEight:
         """Apply a column-parallel map of all ranks' rows, whose codes are gathered."""
         of, maps, device = self._map(weights, biases), self.maps, x.device
         saves = of.saves_codes and device.grad_enabled
+        self.state.begin(device, self.products, len(weights))
         whole = outline(x)
         whole = replace(whole, shape=(x.shape[0], x.shape[1] * maps.size, *x.shape[2:]))
         seen = self.state.of(device, self.products, "x", self.products.forward.left, maps.largest)

@@ -50,6 +50,11 @@ from zerosim.analysis.formulas.experts import over_both as over_both
 from zerosim.analysis.formulas.form import Form as Form
 from zerosim.analysis.formulas.form import figure as figure
 from zerosim.analysis.formulas.form import total as total
+from zerosim.analysis.formulas.fp8 import gathered_codes as gathered_codes
+from zerosim.analysis.formulas.fp8 import histories as histories
+from zerosim.analysis.formulas.fp8 import shared_amax as shared_amax
+from zerosim.analysis.formulas.fp8 import shared_histories as shared_histories
+from zerosim.analysis.formulas.fp8 import weight_codes as weight_codes
 from zerosim.analysis.formulas.offload import infinity_checkpoints as infinity_checkpoints
 from zerosim.analysis.formulas.offload import infinity_states as infinity_states
 from zerosim.analysis.formulas.offload import infinity_working_memory as infinity_working_memory

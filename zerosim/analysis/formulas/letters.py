@@ -39,6 +39,11 @@ _OF_ALL: Mapping[str, Letter] = MappingProxyType(
         "σ_f": Letter("scales of the weights' codes that all ranks gather for a step's forwards", ""),
         "σ_b": Letter("scales of the weights' codes that all ranks gather for a step's backwards", ""),
         "σ_g": Letter("scales of a rank's int4 codes of gradients", ""),
+        "Ψ_8": Letter("parameters of a rank whose maps multiply in 8 bits", "parameters"),
+        "σ_8": Letter("bytes of the scales of weights' codes that stay", "bytes"),
+        "η": Letter("bytes of amax histories (delayed scaling)", "bytes"),
+        "l_8": Letter("blocks of a rank whose maps multiply in 8 bits", "blocks"),
+        "r_8": Letter("recomputed ones among them", "blocks"),
         "Ψ_w": Letter("parameters of a pipeline stage that are saved, of several copies one", "parameters"),
         "W": Letter("ranks of a pipeline stage, each of which saves a part of its parameters", "ranks"),
         "H": Letter("replicas of the model states (HSDP)", ""),
@@ -99,7 +104,7 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
     | dict(_OF_ALL)
 )
 COUNTS = (
-    "l", "l_e", "l_d", "r", "r_e", "r_d", "x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "k_u", "k_a", "j", "m", "v",
-    "first", "last", "start", "end",
+    "l", "l_e", "l_d", "r", "r_e", "r_d", "l_8", "r_8", "x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "k_u", "k_a",
+    "j", "m", "v", "first", "last", "start", "end",
 )  # fmt: skip
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""

@@ -9,9 +9,9 @@ from zerosim.config.option import Exclusion, Part, option
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.precision import PrecisionConfig
 from zerosim.config.parts.saving import SavingConfig
-from zerosim.config.parts.world import WorldConfig
 from zerosim.errors import InputError, wrong
 
 SCALINGS = ("delayed", "tensorwise", "rowwise", "blockwise", "mxfp8")
@@ -131,7 +131,7 @@ def rules(
     precision: PrecisionConfig,
     data: DataConfig,
     saving: SavingConfig,
-    world: WorldConfig,
+    parallel: ParallelConfig,
 ) -> Iterator[InputError]:
     """Yield what 8 bits refuse of models, sizes and formats."""
     if not fp8.is_on:
@@ -152,23 +152,27 @@ def rules(
     if fp8.exact_first + fp8.exact_last >= model.layers:
         count = fp8.exact_first + fp8.exact_last
         yield wrong("fp8_exact_first", f" and fp8_exact_last: no block of {model.layers} is in 8 bits with {count}")
-    step = STEPS.get(fp8.kind, 16)
-    if fp8.library == "deepseek":
-        step = 16  # tiles at the end may be smaller
-    sizes = {
-        "hidden": model.hidden,
-        "ffn": model.ffn // mesh.tp,
-        "the width of all heads": model.width("heads") // mesh.tp,
-    }
-    sizes["tokens of a microbatch"] = data.micro_batch * model.seq // mesh.cp
-    for name, size in sizes.items():
+    for name, size, step in _summed(fp8, model, mesh, data, parallel):
         if size % step:
-            on = (
-                f" on a rank of tp {mesh.tp}"
-                if mesh.tp > 1 and name not in ("hidden", "tokens of a microbatch")
-                else ""
-            )
-            yield refuse(f"{name} is {size}{on}, and has to be a multiple of {step}, which a product sums over")
+            yield refuse(f"{name} is {size}, and has to be a multiple of {step}, as a product sums over it")
+
+
+def _summed(
+    fp8: Fp8Config, model: ModelConfig, mesh: MeshConfig, data: DataConfig, parallel: ParallelConfig
+) -> Iterator[tuple[str, int, int]]:
+    """Yield what a product sums over: its name, its size on a rank, and what that must be a multiple of. DeepSeek's
+    tiles at the end may be smaller, but not where ranks put theirs together."""
+    block, tp = STEPS.get(fp8.kind, 16), mesh.tp
+    step, cut = 16 if fp8.library == "deepseek" else block, f" on a rank of tp {tp}" if tp > 1 else ""
+    yield "hidden", model.hidden, step
+    yield f"ffn{cut}", model.ffn // tp, step
+    yield f"the width of all heads{cut}", model.width("heads") // tp, step
+    yield f"the width of keys{cut}", model.width("kv_heads") // min(tp, model.kv_heads), step
+    tokens = data.micro_batch * model.seq // mesh.cp
+    if parallel.sequence_parallel:  # each rank makes codes of its own rows
+        yield f"tokens of a microbatch{cut}", tokens // tp, block
+    else:
+        yield "tokens of a microbatch", tokens, step
 
 
 WORDS = (

@@ -1,0 +1,114 @@
+"""Products in 8 bits: codes that stay, and what sequence parallelism gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capability import Asked, Beside, Capability, Forms, Key, Sent, Step
+from zerosim.analysis.facts import all_reduce_times
+from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.recompute import is_wrapped, number_of, recompute_of
+from zerosim.config import RunConfig
+from zerosim.functional.fp8_recipes import Products
+from zerosim.parallel.fp8 import exact_blocks, is_in_8_bits, products_of
+from zerosim.placement.spec import WeightSpec, is_block
+from zerosim.units import counted
+
+
+def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
+    if not (config.fp8.is_on and config.parallel.sequence_parallel) or config.parallel.keep_gathered:
+        return
+    products, times = products_of(config), all_reduce_times(config, config.mesh.tp)
+    if not products.gathers_codes:
+        return
+    recompute = recompute_of(config)
+    how = {"full": recompute.partition(":")[0] == "full", "mlp": "mlp" in recompute.partition(":")[2].split(",")}
+    casting = products.forward.left
+    scales = Fraction(0)
+    if casting.block[1]:
+        scales = Fraction(1 if casting.scale == "e8m0" else 4, casting.block[1])
+    yield Key("exchanged", "all_gather", "tp"), formulas.gathered_codes(scales, again=True, **how)
+    if products.history is not None:
+        yield Key("exchanged", "all_reduce", "tp"), formulas.shared_histories(times, products.history.length)
+    elif casting.block == (0, 0):
+        again = not products.saves_codes
+        yield Key("exchanged", "all_reduce", "tp"), formulas.shared_amax(times, again=again, **how)
+
+
+def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
+    """Yield what Transformer Engine keeps from step to step, which is on the device."""
+    products = products_of(config) if config.fp8.is_on else None
+    if products is not None and products.caches:
+        yield Beside("param", formulas.weight_codes(), memory="")
+    if products is not None and products.history is not None:
+        yield Beside("param", formulas.histories(), memory="")
+
+
+def _letters(asked: Asked) -> dict[str, int]:
+    """Return the letters of products in 8 bits."""
+    config = asked.placed.config
+    if not config.fp8.is_on:
+        return {}
+    products, exact = products_of(config), exact_blocks(config)
+    blocks = [unit for unit in asked.share.units if is_block(unit) and number_of(unit) not in exact]
+    weights = [
+        (unit, weight)
+        for name in asked.share.numels
+        for unit in [asked.placed.layout.flats[name].unit]
+        for weight in asked.placed.layout.flats[name].weights
+        if is_in_8_bits(unit, weight, exact)
+    ]
+    length = 0 if products.history is None else 4 * (products.history.length + 1)
+    return {
+        "Ψ_8": sum(weight.numel for _, weight in weights),
+        "σ_8": sum(_scale_bytes(products, weight) for _, weight in weights),
+        "η": length * _operands(config, weights),
+        "l_8": len(blocks),
+        "r_8": sum(is_wrapped(config, unit) for unit in blocks),
+    }
+
+
+def _scale_bytes(products: Products, weight: WeightSpec) -> int:
+    """Return the bytes of a weight's scales, of both ways."""
+    rows, inner = weight.shape
+    ways = products.forward.right.arrays(rows, inner), products.dgrad.right.arrays(inner, rows)
+    return sum(shape[0] * shape[1] * dtype.itemsize for _, (shape, dtype) in ways)
+
+
+def _operands(config: RunConfig, weights: Sequence[tuple[str, WeightSpec]]) -> int:
+    """Return how many operands have a history: each map's input, and each weight and the gradient of its result."""
+    maps = {(unit, weight.role.branch, weight.role.place) for unit, weight in weights if weight.role is not None}
+    return len(maps) + 2 * len(weights)
+
+
+def _premises(config: RunConfig) -> Iterator[str]:
+    if config.fp8.is_on and products_of(config).saves_codes:
+        yield "linear maps save their inputs as codes of 8 bits"
+
+
+def _about(config: RunConfig) -> Iterator[str]:
+    """Yield which products are in 8 bits, and what that saves."""
+    if not config.fp8.is_on:
+        return
+    fp8, products = config.fp8, products_of(config)
+    exact = len(exact_blocks(config))
+    blocks = f"the linear maps of {counted(config.model.layers - exact, 'block')}" if exact else "blocks' linear maps"
+    library = {"torchao": "torchao", "te": "Transformer Engine", "deepseek": "DeepSeek-V3"}[fp8.library]
+    yield f"The products of {blocks} are in 8 bits, with {fp8.kind} scales, as in {library}."
+    if products.saves_codes:
+        yield "Their inputs are saved for backward as codes, a byte for each number."
+    else:
+        yield "Their inputs are saved as they are, so that activations take as much memory as without."
+    if products.caches:
+        yield "Codes of the weights stay from step to step beside the weights, one for each of two products."
+
+
+CAPABILITY = Capability(
+    forms=_forms,
+    beside=_beside,
+    letters=_letters,
+    measured=lambda config: not config.fp8.is_on,
+    notes={"premises": _premises, "about": _about},
+)

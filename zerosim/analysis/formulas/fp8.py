@@ -1,0 +1,45 @@
+"""Products in 8 bits: codes of weights that stay, and codes of activations that sequence parallelism gathers.
+
+Sources: derived from Transformer Engine 2 (pytorch/module/linear.py: weight workspaces, gather_along_first_dim) and
+torchao 0.18.0 (float8/float8_tensor_parallel.py).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from zerosim.analysis.formulas.form import Form, ring, symbols
+
+_psi8, _sigma8, _eta, _t, _w, _m, _bsh, _l8, _r8 = symbols("Ψ_8 σ_8 η t w m bsh l_8 r_8")
+TE = "Transformer Engine"
+
+
+def weight_codes() -> Form:
+    """Return the bytes of weights' codes, one for forward and one for the input's gradient, with their scales."""
+    return (2 * _psi8 + _sigma8).by(TE)
+
+
+def histories() -> Form:
+    """Return the bytes of delayed scaling's histories and factors."""
+    return (1 * _eta).by(TE)
+
+
+def gathered_codes(scales: Fraction, *, again: bool, full: bool, mlp: bool) -> Form:
+    """Return what the gathers of two inputs of each block in 8 bits send more than in the weights' own format: a
+    negative number. `scales`: bytes of scales for each element. The gathers are repeated for the weights' gradients
+    (`again`), and where blocks or their feed-forward are recomputed."""
+    return ring(_t) * _m * _bsh * (-_w + (1 + scales)) * _times(again=again, full=full, mlp=mlp)
+
+
+def shared_amax(all_reduce: int, *, again: bool, full: bool, mlp: bool) -> Form:
+    """Return the bytes that the amax of all rows' costs: 4 for each gathered input that is cast."""
+    return 4 * all_reduce * ring(_t) * _m * _times(again=again, full=full, mlp=mlp)
+
+
+def shared_histories(all_reduce: int, length: int) -> Form:
+    """Return the same of delayed scaling: two histories of each block, once a step."""
+    return 8 * length * all_reduce * ring(_t) * _l8
+
+
+def _times(*, again: bool, full: bool, mlp: bool) -> Form:
+    return (2 + 2 * again + mlp) * _l8 + 2 * full * _r8
