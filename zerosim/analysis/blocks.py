@@ -10,12 +10,13 @@ from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check
 from zerosim.analysis.formulas import keeps_scores
 from zerosim.analysis.formulas.form import symbol
-from zerosim.analysis.recompute import number_of, parts_again, recompute_of
+from zerosim.analysis.recompute import parts_again, recompute_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
+from zerosim.placement.spec import number_of
 from zerosim.train.result import RunResult
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from zerosim.config import RunConfig
-from zerosim.placement.spec import is_block
+from zerosim.placement.spec import is_block, number_of
 
 _MEGATRONS = {"eager": ("selective",), "flash": ("selective:layernorm", "selective:layernorm,mlp")}
 _TITANS = {"eager": ("selective:op", "full:2"), "flash": ("selective:op", "full:2")}
@@ -68,11 +68,6 @@ def first_period(config: RunConfig) -> int:
 def is_wrapped(config: RunConfig, unit: str) -> bool:
     """Return whether backward recomputes this whole unit."""
     return config.model.has_blocks and is_block(unit) and config.memory.again.wraps(number_of(unit))
-
-
-def number_of(unit: str) -> int:
-    """Return the number of a block, by its unit's name."""
-    return int(unit.rpartition(".")[2])
 
 
 def described(config: RunConfig) -> str:

@@ -14,14 +14,13 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from zerosim.analysis.candidate import candidate, with_micro_batches
-from zerosim.analysis.recompute import number_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Kernel, Launch
 from zerosim.ledger.activations import ActivationLedger
 from zerosim.ledger.costs_of import costs_of
 from zerosim.placement.mesh import CUTS
-from zerosim.placement.spec import is_block
+from zerosim.placement.spec import is_block, number_of
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 

@@ -18,9 +18,10 @@ from zerosim.errors import InputError
 from zerosim.functional.common import Grads, bias_grad, map_grad, ready_map_grads, rows_of, weight_grad
 from zerosim.functional.fp8 import Coded, Seen, Wanted, cast, multiply
 from zerosim.functional.fp8_recipes import Products
+from zerosim.tensor.coded_flat import CodedFlat
 from zerosim.tensor.discarded import Readable
 from zerosim.tensor.float8 import Casting
-from zerosim.tensor.tensor import Operand, Outline
+from zerosim.tensor.tensor import Operand, Outline, Parameter
 
 
 @dataclass(slots=True)
@@ -117,6 +118,8 @@ class Map8(NamedTuple):
 
     def weight_codes(self, device: Device, at: int, *, across: bool) -> Coded:
         """Return a weight's codes for forward or, `across`, for the input's gradient."""
+        if (stored := self._stored(at)) is not None:
+            return stored._replace(turned=stored.turned != across)
         kind = Kind.PARAM if self.products.caches else Kind.TEMP
         ways = [
             Wanted(self.products.forward.right, kind=kind),
@@ -132,6 +135,14 @@ class Map8(NamedTuple):
             self.state.weights[at] = self._cast_weight(device, at, ways, seen)
             self.state.steps[at] = device.where.step
         return self.state.weights[at][across]
+
+    def _stored(self, at: int) -> Coded | None:
+        """Return a weight's own codes, for forward, if it is stored as codes."""
+        weight = self.weights[at]
+        if not isinstance(weight, Parameter) or not isinstance(weight.flat, CodedFlat):
+            return None
+        casting, codes, scale = weight.flat.stored(weight.index)
+        return Coded(casting, codes, scale, turned=not self.transposed)
 
     def _cast_weight(self, device: Device, at: int, ways: Sequence[Wanted], seen: Seen | None) -> list[Coded]:
         values = self.weights[at].buffer

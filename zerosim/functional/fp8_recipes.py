@@ -41,6 +41,7 @@ class Products(NamedTuple):
     saves_codes   x's codes are saved for backward, not x
     caches        a weight's codes, both ways, are made once a step and stay
     gathers_codes  sequence parallelism gathers codes, not x
+    stores_codes   weights are stored and sent as codes, with one scale each
     history       of delayed scaling
     """
 
@@ -51,6 +52,7 @@ class Products(NamedTuple):
     saves_codes: bool = False
     caches: bool = False
     gathers_codes: bool = False
+    stores_codes: bool = False
     history: History | None = None
 
 

@@ -21,10 +21,12 @@ from zerosim.nn import Tensors, Unit
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
-from zerosim.nn.halves import FROZEN_FP32, TRAINED, buffers_of
+from zerosim.nn.halves import CODED, FROZEN_FP32, TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
 from zerosim.placement.mesh import STATES
+from zerosim.placement.spec import is_block, number_of
+from zerosim.tensor.coded_flat import CodedFlat
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.tensor.tensor import Tensor
@@ -74,17 +76,21 @@ class Builder:
     def buffer(self, name: str, module: str, kind: str, axes: tuple[str, ...]) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`), whose states are cut over `axes`."""
         dtypes = self.device, fp32 if kind == FROZEN_FP32 else self.dtype, self.grad_dtype
-        if kind != TRAINED:
+        if kind not in (TRAINED, CODED):
             return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False, axes=axes)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))
         members = self.members if axes == STATES or self.block == 1 else self.group.device_mesh.edp
         how: dict[str, Any] = {"block": self.block, "members": members, "axes": axes}
+        if kind == CODED and (products := self.group.products(number_of(module))) is not None:
+            return CodedFlat(products.forward.right, name, self.device, own, self.grad_dtype, module, **how)
         return self.flat(name, self.device, own, self.grad_dtype, module, **how)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
         name."""
-        stores = Tensors if self.by_module else partial(buffers_of, apart=self.group.device_mesh.is_folded)
+        products = self.group.products(number_of(unit)) if is_block(unit) else None
+        coded = products is not None and products.stores_codes
+        stores = Tensors if self.by_module else partial(buffers_of, apart=self.group.device_mesh.is_folded, coded=coded)
         within = stores(unit, self.buffer, self.tuning)
         return LayerContext(
             self.sizes,

@@ -21,7 +21,7 @@ from zerosim.tensor.tensor import Parameter
 MakeFlat = Callable[[str, str, str, tuple[str, ...]], Flat]
 """Makes a flat buffer: its name, the unit or leaf module that is gathered with it, the kind of its parameters, and the
 axes that cut their states."""
-TRAINED, FROZEN, FROZEN_FP32, EXPERTS = "trained", "frozen", "frozen_fp32", "experts"
+TRAINED, FROZEN, FROZEN_FP32, EXPERTS, CODED = "trained", "frozen", "frozen_fp32", "experts", "coded"
 
 
 class Halves:
@@ -29,7 +29,8 @@ class Halves:
 
     leaves: Sequence[Unit] = ()
 
-    def __init__(self, name: str, make: MakeFlat, tuning: TuningConfig) -> None:
+    def __init__(self, name: str, make: MakeFlat, tuning: TuningConfig, *, coded: bool = False) -> None:
+        self.coded = coded  # trained maps are stored as codes of 8 bits
         self.name = name
         self.make = make
         self.tuning = tuning
@@ -43,6 +44,8 @@ class Halves:
     def declare(self, name: str, shape: tuple[int, ...], *, axes: tuple[str, ...] = STATES, **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in the buffer of its kind, whose states are cut over `axes`."""
         kind = kind_of(self.tuning, name, shape, how.get("role"))
+        if self.coded and kind == TRAINED and is_matrix_of_map(name, shape, how.get("role")):
+            kind = CODED
         apart = self.tuning.adapter_shards in ("tensor", "rows") and kind == TRAINED and is_adapter(name)
         experts = [EXPERTS] if axes != STATES else []
         key = name if apart else ".".join([*experts, kind])
@@ -60,12 +63,20 @@ def kind_of(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role 
         return TRAINED
     if tuning.prepare_kbit and len(shape) == 1:
         return FROZEN_FP32
+    return (tuning.base if is_matrix_of_map(name, shape, role) else None) or FROZEN
+
+
+def is_matrix_of_map(name: str, shape: tuple[int, ...], role: Role | None) -> bool:
+    """Return whether a parameter is the matrix of a linear map of a block."""
     is_map = role is not None and role.is_map and len(shape) == 2 and not is_adapter(name)
-    is_map = is_map and not name.endswith("_bias")  # of each expert
-    return (tuning.base if is_map else None) or FROZEN
+    return is_map and not name.endswith("_bias")  # of each expert
 
 
-def buffers_of(unit: str, make: MakeFlat, tuning: TuningConfig, *, apart: bool = False) -> Flat | Halves:
+def buffers_of(
+    unit: str, make: MakeFlat, tuning: TuningConfig, *, apart: bool = False, coded: bool = False
+) -> Flat | Halves:
     """Return where the layers of a unit declare parameters: one buffer, or one of each kind. `apart`: experts' states
-    are cut over other axes."""
-    return Halves(unit, make, tuning) if tuning.is_on or apart else make(unit, unit, TRAINED, STATES)
+    are cut over other axes; `coded`: trained maps are stored as codes of 8 bits."""
+    if tuning.is_on or apart or coded:
+        return Halves(unit, make, tuning, coded=coded)
+    return make(unit, unit, TRAINED, STATES)

@@ -55,7 +55,7 @@ class Updater:
     def allocate(self, flat: Flat) -> None:
         """Allocate the local slice's states, unless lazy, and its master for half types, zeroed, to the end."""
         arrays = [] if self.lazy or flat.held.is_idle else self.arrays(flat)
-        if self.rounding is None and (flat.dtype.is_half or self.cpu_steps):
+        if self.rounding is None and (flat.value_dtype.is_half or self.cpu_steps):
             arrays.append(StateArray("master", flat.own.size, self.stored(flat), flat.own_padding))
         flat.states = self._zeroed(flat, arrays)
         flat.master = flat.states.pop("master", None)
@@ -75,7 +75,7 @@ class Updater:
 
     def stored(self, flat: Flat) -> DType:
         """Return the states' format: fp32 beside masters, the weights' own format without."""
-        return compute_dtype(flat.dtype) if self.rounding is None else flat.dtype
+        return compute_dtype(flat.value_dtype) if self.rounding is None else flat.value_dtype
 
     def groups(self, flats: Sequence[Flat]) -> Iterator[list[Flat]]:
         """Yield the flats that are stepped together: the flat that fills a group ends it (DeepSpeed edaa722,

@@ -101,7 +101,7 @@ class Strategy:
                 flat.held = self.layout.held(flat.name, self.owned(flat), self.padded(flat))
                 for state, row in flat.held.rows.items():
                     if state == "grad":
-                        flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies)
+                        flat.place_grads(row, self.memory, flat.value_dtype, probes=probes, dummies=dummies)
                     elif state == "param":
                         flat.place_params(row)
                     elif state == "optim":

@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from zerosim.config import RunConfig
-from zerosim.config.parts.tuning import is_adapter
 from zerosim.functional.fp8_recipes import History, Products, deepseek, torchao, transformer_engine
+from zerosim.nn.halves import is_matrix_of_map
+from zerosim.parallel.fp8_stored import coded_shards
 from zerosim.parallel.pieces import Pieces, Place
-from zerosim.placement.spec import WeightSpec, is_block
+from zerosim.placement.spec import WeightSpec, is_block, number_of
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
@@ -22,7 +23,13 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     exact = exact_blocks(config)
     group = replace(made.group, products=lambda number: None if number in exact else products)
     keeps = products.caches or products.history is not None
-    return made._replace(group=group, repeats=made.repeats and not keeps and not exact)
+    made = _storing(made, place) if products.stores_codes else made
+    return made._replace(group=group, repeats=made.repeats and not (keeps or exact or products.stores_codes))
+
+
+def _storing(made: Pieces, place: Place) -> Pieces:
+    groups = place.groups
+    return made if groups is None else made._replace(shards=lambda updater: coded_shards(groups))
 
 
 def exact_blocks(config: RunConfig) -> frozenset[int]:
@@ -33,16 +40,15 @@ def exact_blocks(config: RunConfig) -> frozenset[int]:
 
 def is_in_8_bits(unit: str, weight: WeightSpec, exact: Collection[int]) -> bool:
     """Return whether a weight of this unit is a linear map's whose products are in 8 bits."""
-    role = weight.role
-    is_map = role is not None and role.is_map and len(weight.shape) == 2 and not is_adapter(weight.name)
-    return is_map and is_block(unit) and int(unit.rpartition(".")[2]) not in exact
+    return is_matrix_of_map(weight.name, weight.shape, weight.role) and is_block(unit) and number_of(unit) not in exact
 
 
 def products_of(config: RunConfig) -> Products:
     """Return the products of the run's recipe. Weights that stage 3 frees have no codes that stay; adapters read their
     map's input as numbers, so these are gathered."""
     made = _of_library(config)
-    return made._replace(gathers_codes=made.gathers_codes and not config.tuning.is_on)
+    gathers = made.gathers_codes and not config.tuning.is_on
+    return made._replace(gathers_codes=gathers, stores_codes=config.fp8.gather or config.fp8.param_gather)
 
 
 def _of_library(config: RunConfig) -> Products:

@@ -19,11 +19,12 @@ from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.capabilities.recompute import recomputes_all
 from zerosim.analysis.check import Check
 from zerosim.analysis.formulas import zero_paper_elements
-from zerosim.analysis.recompute import number_of, recompute_of
+from zerosim.analysis.recompute import recompute_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.ledger.activations import SavedRow
+from zerosim.placement.spec import number_of
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import counted
 from zerosim.units import format_bytes

@@ -11,14 +11,13 @@ from zerosim.analysis.capabilities import tensor, tuning
 from zerosim.analysis.capability import Asked, Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas.form import Form, symbol
-from zerosim.analysis.recompute import number_of
 from zerosim.analysis.shares import is_apart
 from zerosim.analysis.weights import has_experts, of_weights
 from zerosim.config import RunConfig
 from zerosim.config.parts.experts import own_tokens
 from zerosim.dtypes import dtype
 from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
-from zerosim.placement.spec import is_block
+from zerosim.placement.spec import is_block, number_of
 from zerosim.train.result import RunResult
 
 Cut = Mapping[str, int | None]

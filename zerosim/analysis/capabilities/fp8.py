@@ -9,11 +9,11 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capability import Asked, Beside, Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import all_reduce_times
 from zerosim.analysis.formulas import BytesPerParameter
-from zerosim.analysis.recompute import is_wrapped, number_of, recompute_of
+from zerosim.analysis.recompute import is_wrapped, recompute_of
 from zerosim.config import RunConfig
 from zerosim.functional.fp8_recipes import Products
 from zerosim.parallel.fp8 import exact_blocks, is_in_8_bits, products_of
-from zerosim.placement.spec import WeightSpec, is_block
+from zerosim.placement.spec import WeightSpec, is_block, number_of
 from zerosim.units import counted
 
 

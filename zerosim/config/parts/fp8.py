@@ -73,9 +73,26 @@ class Fp8Config(Part):
         0, "with --fp8 delayed: powers of two left free above it", flat="fp8_margin", low=0, high=10, metavar="N",
     )  # fmt: skip
 
+    gather: bool = option(
+        False, "with --fp8 tensorwise and torchao: stage 3 gathers codes of the maps' weights", flat="fp8_gather",
+        stages=(3,), words="enable_fsdp_float8_all_gather",
+    )  # fmt: skip
+    param_gather: bool = option(
+        False, "with --fp8-library te: the maps' weights are stored and gathered as codes, beside fp32 masters",
+        flat="fp8_param_gather", words="fp8_param_gather fp8_primary_weights",
+    )  # fmt: skip
+
     def _check(self) -> None:
         if not self.is_on:
             return
+        if self.gather and (self.library, self.kind) != ("torchao", "tensorwise"):
+            raise wrong("fp8_gather", f": torchao gathers codes of tensorwise scales alone, not {self.kind}'s")
+        if self.param_gather and (self.library, self.kind) not in (("te", "delayed"), ("te", "tensorwise")):
+            raise wrong(
+                "fp8_param_gather",
+                f": here codes are stored with one scale a weight, not {self.kind}'s; choose --fp8 tensorwise "
+                "--fp8-library te",
+            )
         if self.kind not in LIBRARIES[self.library]:
             right = next(name for name, scalings in LIBRARIES.items() if self.kind in scalings)
             known = ", ".join(LIBRARIES[self.library])
@@ -118,9 +135,22 @@ class Fp8Config(Part):
         return self.mx_rounding or ("rceil" if self.library == "te" else "floor")
 
 
-EXCLUSIONS = tuple(
-    Exclusion(name, "fp8", needs=True)
-    for name in ("fp8_library", "fp8_format", "mx_rounding", "fp8_exact_wgrad", "fp8_exact_first", "fp8_exact_last")
+EXCLUSIONS = (
+    *(
+        Exclusion(name, "fp8", needs=True)
+        for name in (
+            *("fp8_library", "fp8_format", "mx_rounding", "fp8_exact_wgrad", "fp8_exact_first", "fp8_exact_last"),
+            *("fp8_gather", "fp8_param_gather"),
+        )
+    ),
+    *(
+        Exclusion(name, other, "weights stored as codes have no other form")
+        for name in ("fp8_gather", "fp8_param_gather")
+        for other in (
+            *("offload", "partition", "quantized_weights", "lora_rank", "freeze", "optimizer_in_backward"),
+            *("delayed_update", "tiles"),
+        )
+    ),
 )
 
 
