@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.same import assert_same_weights
@@ -80,6 +82,54 @@ def test_closed_forms_agree(way: str, library: str, kind: str) -> None:
     if "fp8_exact_wgrad" in FORMS[way] and library == "deepseek":
         return
     assert formulas_agree(checks(plan(small(fp8_library=library, fp8=kind, **{**sizes, **FORMS[way]}))))
+
+
+STORED = [
+    {"fp8_gather": True, "stage": 3},
+    {"fp8_library": "te", "fp8_param_gather": True},
+    {"fp8_library": "te", "fp8": "blockwise", "fp8_param_gather": True},
+    {"fp8_library": "deepseek", "fp8": "blockwise", "fp8_param_gather": True},
+]
+MESHES: list[dict[str, object]] = [
+    *({"stage": stage, "ranks": 3} for stage in range(4)),
+    {"stage": 3, "ranks": 2, "recipe": "fsdp2"},
+    {"stage": 3, "ranks": 2, "recompute": "full"},
+    {"stage": 1, "ranks": 4, "recipe": "megatron", "pp": 2, "accumulate": 4},
+    {"stage": 3, "ranks": 4, "tp": 2, "sequence_parallel": True, "hidden": 256, "heads": 4, "ffn": 512, "seq": 256},
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("how", STORED, ids=str)
+def test_weights_stored_as_codes_have_closed_forms(how: dict[str, object], mesh: dict[str, object]) -> None:
+    if "fp8_gather" in how and mesh["stage"] != 3:
+        return
+    config = small(**how, **{name: value for name, value in mesh.items() if name not in how})
+    assert formulas_agree(checks(plan(config)))
+    if config.model.hidden == 128:
+        assert_same_record(config)
+
+
+@pytest.mark.parametrize("how", STORED, ids=str)
+def test_codes_that_are_sent_are_those_that_would_be_made(how: dict[str, object]) -> None:
+    """Each rank makes codes of its slice by an amax of all: the products read the same as without."""
+    without = {name: value for name, value in how.items() if "gather" not in name}
+    plain = run(small(**{"stage": 3, **without}, ranks=3, steps=3))
+    for stage in [3] if "fp8_gather" in how else range(4):
+        stored = run(small(**{**how, "stage": stage}, ranks=3, steps=3))
+        assert stored.losses == plain.losses
+        for name, values in plain.weights.items():
+            assert stored.weights[name].tobytes() == values.tobytes(), name
+
+
+@pytest.mark.parametrize("how", [{}, *STORED], ids=str)
+def test_a_run_goes_on_from_its_checkpoint(how: dict[str, object], tmp_path: Path) -> None:
+    values = {"stage": 3, "ranks": 2, **how}
+    whole = run(small(**values, steps=4))
+    run(small(**values, steps=2, save_state=str(tmp_path / "saved")))
+    rest = run(small(**values, steps=4, resume=str(tmp_path / "saved")))
+    assert rest.losses == whole.losses[2:]
+    assert_same_weights(rest, whole)
 
 
 @pytest.mark.parametrize(("library", "kind"), RECIPES)

@@ -119,7 +119,7 @@ class Map8(NamedTuple):
     def weight_codes(self, device: Device, at: int, *, across: bool) -> Coded:
         """Return a weight's codes for forward or, `across`, for the input's gradient."""
         if (stored := self._stored(at)) is not None:
-            return stored._replace(turned=stored.turned != across)
+            return self._turned(device, at, stored) if across else stored
         kind = Kind.PARAM if self.products.caches else Kind.TEMP
         ways = [
             Wanted(self.products.forward.right, kind=kind),
@@ -141,8 +141,23 @@ class Map8(NamedTuple):
         weight = self.weights[at]
         if not isinstance(weight, Parameter) or not isinstance(weight.flat, CodedFlat):
             return None
-        casting, codes, scale = weight.flat.stored(weight.index)
-        return Coded(casting, codes, scale, turned=not self.transposed)
+        casting, codes, scales = weight.flat.stored(weight.index)
+        return Coded(casting, codes, scales, turned=not self.transposed)
+
+    def _turned(self, device: Device, at: int, stored: Coded) -> Coded:
+        """Return a stored weight's codes for the input's gradient: its transpose or, where codes stay, that of a copy,
+        which is made once a step."""
+        turned = stored._replace(turned=not stored.turned)
+        if not self.products.caches or not device.is_training:
+            return turned
+        if at not in self.state.weights:
+            copy = device.alloc(stored.codes.shape, stored.codes.dtype, Kind.PARAM)
+            self.state.weights[at] = [turned._replace(codes=copy)]
+        codes = self.state.weights[at][0].codes
+        if self.state.steps.get(at) != device.where.step:
+            device.kernel(0, device.backend.copy, stored.codes.array, codes.array)
+            self.state.steps[at] = device.where.step
+        return turned._replace(codes=codes)
 
     def _cast_weight(self, device: Device, at: int, ways: Sequence[Wanted], seen: Seen | None) -> list[Coded]:
         values = self.weights[at].buffer

@@ -10,7 +10,7 @@ from zerosim.functional.fp8_recipes import History, Products, deepseek, torchao,
 from zerosim.nn.halves import is_matrix_of_map
 from zerosim.parallel.fp8_stored import coded_shards
 from zerosim.parallel.pieces import Pieces, Place
-from zerosim.placement.spec import WeightSpec, is_block, number_of
+from zerosim.placement.spec import FlatSpec, WeightSpec, is_block, number_of
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
@@ -41,6 +41,13 @@ def exact_blocks(config: RunConfig) -> frozenset[int]:
 def is_in_8_bits(unit: str, weight: WeightSpec, exact: Collection[int]) -> bool:
     """Return whether a weight of this unit is a linear map's whose products are in 8 bits."""
     return is_matrix_of_map(weight.name, weight.shape, weight.role) and is_block(unit) and number_of(unit) not in exact
+
+
+def has_codes(config: RunConfig, flat: FlatSpec) -> bool:
+    """Return whether a flat buffer's weights are stored as codes of 8 bits, beside masters."""
+    if not (config.fp8.gather or config.fp8.param_gather) or not flat.weights:
+        return False
+    return is_in_8_bits(flat.unit, flat.weights[0], exact_blocks(config))
 
 
 def products_of(config: RunConfig) -> Products:

@@ -1,17 +1,17 @@
 """A flat buffer of trained maps whose weights are stored and sent as codes of 8 bits, beside fp32 masters.
 
-Each weight has one scale, from its own amax, which all ranks agree on after an update: ranks hold slices. Every rank
-then makes the codes of its slice, and gathers move codes.
+A weight has one scale, or one for each 128 x 128 block, from an amax which all ranks agree on after an update: ranks
+hold slices. Every rank then makes the codes of its slice, and gathers move codes.
 
     torchao             FSDP2 casts a shard before each gather (enable_fsdp_float8_all_gather)
-    Transformer Engine  codes are the parameters (fp8_param_gather): no copy in 2 bytes
+    Transformer Engine  codes are the parameters (fp8_param_gather): no copy in 2 bytes. So does DeepSeek-V3
 
 The first scales are of the whole initial weights, and masters start from these weights, not from their codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,17 +30,18 @@ Share = Callable[[Buffer], None]
 
 
 class Stored(NamedTuple):
-    """A weight's codes, in its shape, and its scale (1, 1)."""
+    """A weight's codes, in its shape, and its scales."""
 
     casting: Casting
     codes: Buffer
-    scale: Buffer
+    scales: Buffer
 
 
 class CodedFlat(Flat):
     """Codes in place of parameters: `param` and `param_shard` hold a byte for each element.
 
-    factors, scales   of each weight: what numbers are multiplied by, and what codes are
+    factors, of_codes   of each block of each weight: what numbers are multiplied by, where `casting` has that, and
+                        the scales of codes
     """
 
     def __init__(self, casting: Casting, *given: Any, **how: Any) -> None:
@@ -54,29 +55,40 @@ class CodedFlat(Flat):
         return uint8
 
     def place_params(self, row: Row) -> None:
-        count = len(self.spec.weights)
-        self.factors, self.of_codes = (self.device.alloc((count, 1), fp32, Kind.PARAM) for _ in range(2))
+        count = sum(down * across for down, across in map(self._grid, range(len(self.spec.weights))))
+        self.of_codes = self.device.alloc((count,), fp32, Kind.PARAM)
+        if self.casting.has_factors:
+            self.factors = self.device.alloc((count,), fp32, Kind.PARAM)
         super().place_params(row)
 
+    def _grid(self, index: int) -> tuple[int, int]:
+        """Return the shape of a weight's scales."""
+        rows, columns = self.spec.weights[index].shape
+        return self.casting.grid(rows, columns)
+
+    def _blocks(self, index: int) -> slice:
+        """Return where a weight's scales are."""
+        sizes = [down * across for down, across in map(self._grid, range(index + 1))]
+        return slice(sum(sizes[:-1]), sum(sizes))
+
     def stored(self, index: int) -> Stored:
-        """Return a weight's codes and scale, while they are here."""
+        """Return a weight's codes and scales, while they are here."""
         assert self.of_codes is not None
-        return Stored(self.casting, self.param_window(index), self.of_codes[index : index + 1])
+        scales = self.of_codes[self._blocks(index)].reshape(*self._grid(index))
+        return Stored(self.casting, self.param_window(index), scales)
 
     def write(self, index: int, values: Any, *, exact_master: bool, coded: bool = False) -> None:
-        backend, weight = self.device.backend, self.spec.weights[index]
-        assert self.factors is not None
-        assert self.of_codes is not None
+        backend, weight, grid = self.device.backend, self.spec.weights[index], self._grid(index)
         half = backend.empty(values.shape, self.value_dtype)
         backend.from_host(values, half)
-        rounded = np.asarray(backend.to_host(half), np.float32).reshape(weight.shape[0], -1)
+        rounded = np.asarray(backend.to_host(half), np.float32).reshape(weight.shape)
+        codes, scales = np.empty(rounded.shape, np.uint8), np.empty(grid, np.float32)
         amax = float8.amax_of(np, self.casting, rounded)
-        factor, scale = float8.factors_from(np, self.casting, amax), np.empty((1, 1), np.float32)
-        float8.scales_from(np, self.casting, amax, scale)
-        codes = np.empty(rounded.shape, np.uint8)
-        float8.encode(np, self.casting, rounded, scale, codes, factor)
-        backend.from_host(factor, self.factors[index : index + 1].array)
-        backend.from_host(scale, self.of_codes[index : index + 1].array)
+        factors = self._scale(np, amax, scales)
+        float8.encode(np, self.casting, rounded, scales, codes, factors)
+        for host, buffer in ((scales, self.of_codes), (factors, self.factors)):
+            if buffer is not None and host is not None:
+                backend.from_host(host.reshape(-1), buffer[self._blocks(index)].array)
         if self.param is not None:
             at = self.spec.offsets[index]
             backend.from_host(codes.reshape(-1), self.param[at : at + codes.size].array)
@@ -87,30 +99,31 @@ class CodedFlat(Flat):
         if self.param_shard is not None:
             backend.from_host(codes.reshape(-1)[part], self.param_shard[here].array)
         if self.master is not None:
-            source = values if exact_master else rounded
-            backend.from_host(np.asarray(source, np.float32).reshape(-1)[part], self.master[here].array)
+            source = np.asarray(values if exact_master else rounded, np.float32)
+            backend.from_host(source.reshape(-1)[part], self.master[here].array)
 
     def rescale(self, share: Share) -> None:
         """Take new scales from the masters, after an update."""
         assert self.master is not None
-        assert self.factors is not None
         assert self.of_codes is not None
-        amax = self.device.alloc(self.factors.shape, fp32, Kind.TEMP)
+        amax = self.device.alloc(self.of_codes.shape, fp32, Kind.TEMP)
 
         def find(xp: Any, master: Array, amax: Array) -> None:
             amax[...] = 0
-            for index, here in self._own():
-                amax[index] = float8.amax_of(xp, self.casting, self._rounded(xp, master[here]))[0]
+            for index, whole in self._own(xp, master):
+                amax[self._blocks(index)] = float8.amax_of(xp, self.casting, whole).reshape(-1)
 
-        def scale(xp: Any, amax: Array, factors: Array, scales: Array) -> None:
-            for index in range(len(amax)):
-                one = amax[index : index + 1]
-                factors[index] = float8.factors_from(xp, self.casting, one)[0]
-                float8.scales_from(xp, self.casting, one, scales[index : index + 1])
+        def scale(xp: Any, amax: Array, scales: Array, *factors: Array) -> None:
+            for index in range(len(self.spec.weights)):
+                here, grid = self._blocks(index), self._grid(index)
+                found = self._scale(xp, amax[here].reshape(grid), scales[here].reshape(grid))
+                for out in factors:
+                    out[here] = found.reshape(-1)
 
-        _run(self.device, "fp8_amax", self.own.size, find, self.master.array, amax.array)
+        kept = [one.array for one in (self.of_codes, self.factors) if one is not None]
+        _run(self.device, "fp8_amax", self.own.size, find, [self.master.array], [amax.array])
         share(amax)
-        _run(self.device, "fp8_scale", 0, scale, amax.array, self.factors.array, self.of_codes.array)
+        _run(self.device, "fp8_scale", 0, scale, [amax.array], kept)
 
     def store_param_shard(self) -> None:
         if self.param_shard is not None:
@@ -118,32 +131,41 @@ class CodedFlat(Flat):
 
     def cast_into(self, shard: Buffer) -> None:
         assert self.master is not None
-        assert self.factors is not None
         assert self.of_codes is not None
 
-        def rule(xp: Any, master: Array, factors: Array, scales: Array, shard: Array) -> None:
-            for index, here in self._own():
-                values = self._rounded(xp, master[here])
-                one = slice(index, index + 1)
-                float8.encode(xp, self.casting, values, scales[one], shard[here].reshape(1, -1), factors[one])
+        def rule(xp: Any, master: Array, scales: Array, *more: Array) -> None:
+            *factors, shard = more
+            for index, whole in self._own(xp, master):
+                here, grid = self._blocks(index), self._grid(index)
+                codes = xp.empty(whole.shape, xp.uint8)
+                given = factors[0][here].reshape(grid) if factors else None
+                float8.encode(xp, self.casting, whole, scales[here].reshape(grid), codes, given)
+                mine = self.spec.overlap(self.own, index)
+                assert mine is not None
+                shard[mine.at : mine.at + mine.numel] = codes.reshape(-1)[mine.start : mine.stop]
 
-        arrays = self.master.array, self.factors.array, self.of_codes.array, shard.array
-        _run(self.device, "fp8_cast", self.own.size, rule, *arrays)
+        kept = [one.array for one in (self.of_codes, self.factors) if one is not None]
+        _run(self.device, "fp8_cast", self.own.size, rule, [self.master.array, *kept], [shard.array])
 
-    def _own(self) -> Iterator[tuple[int, slice]]:
-        """Yield each weight of the local slice with its place there."""
-        for index in range(len(self.spec.weights)):
+    def _scale(self, xp: Any, amax: Array, scales: Array) -> Any:
+        """Set a weight's scales. Return its factors, or None where values are divided by scales."""
+        float8.scales_from(xp, self.casting, amax, scales)
+        return float8.factors_from(xp, self.casting, amax) if self.casting.has_factors else None
+
+    def _own(self, xp: Any, master: Array) -> Iterator[tuple[int, Array]]:
+        """Yield each weight of the local slice as the parameters' own format has it, which libraries cast, in its whole
+        shape: 0 where others have it."""
+        backend = self.device.backend
+        for index, weight in enumerate(self.spec.weights):
             if (mine := self.spec.overlap(self.own, index)) is not None:
-                yield index, slice(mine.at, mine.at + mine.numel)
-
-    def _rounded(self, xp: Any, master: Array) -> Array:
-        """Return masters as the parameters' own format has them, (1, n): libraries cast those."""
-        half = self.device.backend.empty(master.shape, self.value_dtype)
-        self.device.backend.copy(master, half)
-        return half.reshape(1, -1)
+                half = backend.empty((mine.numel,), self.value_dtype)
+                backend.copy(master[mine.at : mine.at + mine.numel], half)
+                whole = xp.zeros((weight.numel,), xp.float32)
+                whole[mine.start : mine.stop] = half.astype(xp.float32)
+                yield index, whole.reshape(weight.shape)
 
 
-def _run(device: Device, name: str, flops: int, rule: Any, *arrays: Array) -> None:
-    read = sum(int(one.nbytes) for one in arrays[:-1])
-    work = KernelWork(name, VECTOR, flops, read, int(arrays[-1].nbytes))
-    device.kernels((work,), device.backend.coded, rule, *arrays)
+def _run(device: Device, name: str, flops: int, rule: Any, read: Sequence[Array], made: Sequence[Array]) -> None:
+    sizes = [sum(int(one.nbytes) for one in arrays) for arrays in (read, made)]
+    work = KernelWork(name, VECTOR, flops, sizes[0], sizes[1])
+    device.kernels((work,), device.backend.coded, rule, *read, *made)

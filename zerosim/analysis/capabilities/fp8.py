@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import cast
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Asked, Beside, Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import all_reduce_times
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.recompute import is_wrapped, recompute_of
+from zerosim.analysis.shares import itemsizes
+from zerosim.analysis.weights import numels_of
+from zerosim.analysis.zero_gathers import kept_for_next
 from zerosim.config import RunConfig
 from zerosim.functional.fp8_recipes import Products
-from zerosim.parallel.fp8 import exact_blocks, is_in_8_bits, products_of
+from zerosim.parallel.fp8 import exact_blocks, has_codes, is_in_8_bits, products_of
 from zerosim.placement.spec import WeightSpec, is_block, number_of
 from zerosim.units import counted
+
+
+def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
+    if not (config.fp8.is_on and products_of(config).stores_codes):
+        return sent
+    psi = formulas.sent_codes(itemsizes(config)[0])
+    return sent._replace(
+        params={operation: form.where(Ψ=psi) for operation, form in sent.params.items()},
+        fetched=sent.fetched.where(Ψ=psi),
+    )
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
@@ -40,7 +54,12 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
 def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
     """Yield what Transformer Engine keeps from step to step, which is on the device."""
     products = products_of(config) if config.fp8.is_on else None
-    if products is not None and products.caches:
+    if products is not None and products.stores_codes:
+        divided = config.parallel.zero_stage == 3
+        casts = divided and config.gathering.cast_shards
+        how = {"divided": divided, "shards": not casts, "copies": products.caches}
+        yield Beside("param", formulas.stored_codes(itemsizes(config)[0], **how), memory="")
+    elif products is not None and products.caches:
         yield Beside("param", formulas.weight_codes(), memory="")
     if products is not None and products.history is not None:
         yield Beside("param", formulas.histories(), memory="")
@@ -60,6 +79,10 @@ def _letters(asked: Asked) -> dict[str, int]:
         for weight in asked.placed.layout.flats[name].weights
         if is_in_8_bits(unit, weight, exact)
     ]
+    kept = dict[str, int]()
+    if products.stores_codes:
+        kept["Ψ_u"] = _stored(asked)
+        kept["U"] = kept_for_next(asked.placed, asked.share, _sent_numels(asked))
     length = 0 if products.history is None else 4 * (products.history.length + 1)
     return {
         "Ψ_8": sum(weight.numel for _, weight in weights),
@@ -67,12 +90,33 @@ def _letters(asked: Asked) -> dict[str, int]:
         "η": length * _operands(config, weights),
         "l_8": len(blocks),
         "r_8": sum(is_wrapped(config, unit) for unit in blocks),
+        **kept,
+    }
+
+
+def _stored(asked: Asked) -> int:
+    """Return the elements of buffers of codes, with padding or without."""
+    flats, share, config = asked.placed.layout.flats, asked.share, asked.placed.config
+    numels = share.whole if asked.padded else share.numels
+    return sum(numel for name, numel in numels.items() if has_codes(config, flats[name]))
+
+
+def _sent_numels(asked: Asked) -> dict[str, int]:
+    """Return the elements of each buffer as it is sent: a code counts as its fraction of one."""
+    config, flats = asked.placed.config, asked.placed.layout.flats
+    wide = itemsizes(config)[0]
+    return {
+        name: cast(int, Fraction(numel, wide)) if has_codes(config, flats[name]) else numel
+        for name, numel in numels_of(asked.placed, asked.share, padded=asked.padded).items()
     }
 
 
 def _scale_bytes(products: Products, weight: WeightSpec) -> int:
-    """Return the bytes of a weight's scales, of both ways."""
+    """Return the bytes of a weight's scales, of both ways; of stored codes those of scales and factors."""
     rows, inner = weight.shape
+    if products.stores_codes:
+        down, across = products.forward.right.grid(rows, inner)
+        return 4 * down * across * (1 + products.forward.right.has_factors)
     ways = products.forward.right.arrays(rows, inner), products.dgrad.right.arrays(inner, rows)
     return sum(shape[0] * shape[1] * dtype.itemsize for _, (shape, dtype) in ways)
 
@@ -106,6 +150,7 @@ def _about(config: RunConfig) -> Iterator[str]:
 
 
 CAPABILITY = Capability(
+    sent=_sent,
     forms=_forms,
     beside=_beside,
     letters=_letters,

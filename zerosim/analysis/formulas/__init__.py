@@ -52,8 +52,10 @@ from zerosim.analysis.formulas.form import figure as figure
 from zerosim.analysis.formulas.form import total as total
 from zerosim.analysis.formulas.fp8 import gathered_codes as gathered_codes
 from zerosim.analysis.formulas.fp8 import histories as histories
+from zerosim.analysis.formulas.fp8 import sent_codes as sent_codes
 from zerosim.analysis.formulas.fp8 import shared_amax as shared_amax
 from zerosim.analysis.formulas.fp8 import shared_histories as shared_histories
+from zerosim.analysis.formulas.fp8 import stored_codes as stored_codes
 from zerosim.analysis.formulas.fp8 import weight_codes as weight_codes
 from zerosim.analysis.formulas.offload import infinity_checkpoints as infinity_checkpoints
 from zerosim.analysis.formulas.offload import infinity_states as infinity_states

@@ -9,14 +9,28 @@ from __future__ import annotations
 from fractions import Fraction
 
 from zerosim.analysis.formulas.form import Form, ring, symbols
+from zerosim.analysis.formulas.states import PSI
 
-_psi8, _sigma8, _eta, _t, _w, _m, _bsh, _l8, _r8 = symbols("Ψ_8 σ_8 η t w m bsh l_8 r_8")
+_psi8, _stored, _sigma8, _eta, _t, _w, _m, _bsh, _l8, _r8, _N = symbols("Ψ_8 Ψ_u σ_8 η t w m bsh l_8 r_8 N")
 TE = "Transformer Engine"
 
 
 def weight_codes() -> Form:
     """Return the bytes of weights' codes, one for forward and one for the input's gradient, with their scales."""
     return (2 * _psi8 + _sigma8).by(TE)
+
+
+def stored_codes(param_bytes: int, *, divided: bool, shards: bool, copies: bool) -> Form:
+    """Return what weights stored as codes take more than in the parameters' own format: less, a byte each, `divided`
+    over N ranks or with whole copies for the input's gradient, and scales. Without `shards` ranks hold masters
+    alone."""
+    less = (1 - param_bytes) * (_stored / _N if divided else _stored) * shards
+    return (less + copies * _psi8 + _sigma8).by(TE)
+
+
+def sent_codes(param_bytes: int) -> Form:
+    """Return Psi for what is sent of parameters: a code counts as its fraction of an element."""
+    return PSI - Fraction(param_bytes - 1, param_bytes) * _stored
 
 
 def histories() -> Form:

@@ -40,6 +40,7 @@ _OF_ALL: Mapping[str, Letter] = MappingProxyType(
         "σ_b": Letter("scales of the weights' codes that all ranks gather for a step's backwards", ""),
         "σ_g": Letter("scales of a rank's int4 codes of gradients", ""),
         "Ψ_8": Letter("parameters of a rank whose maps multiply in 8 bits", "parameters"),
+        "Ψ_u": Letter("parameters stored as codes of 8 bits, in place of the parameters' own format", "parameters"),
         "σ_8": Letter("bytes of the scales of weights' codes that stay", "bytes"),
         "η": Letter("bytes of amax histories (delayed scaling)", "bytes"),
         "l_8": Letter("blocks of a rank whose maps multiply in 8 bits", "blocks"),

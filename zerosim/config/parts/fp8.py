@@ -78,7 +78,8 @@ class Fp8Config(Part):
         stages=(3,), words="enable_fsdp_float8_all_gather",
     )  # fmt: skip
     param_gather: bool = option(
-        False, "with --fp8-library te: the maps' weights are stored and gathered as codes, beside fp32 masters",
+        False, "with --fp8-library te or deepseek: the maps' weights are stored and gathered as codes, beside fp32 "
+        "masters",
         flat="fp8_param_gather", words="fp8_param_gather fp8_primary_weights",
     )  # fmt: skip
 
@@ -87,12 +88,9 @@ class Fp8Config(Part):
             return
         if self.gather and (self.library, self.kind) != ("torchao", "tensorwise"):
             raise wrong("fp8_gather", f": torchao gathers codes of tensorwise scales alone, not {self.kind}'s")
-        if self.param_gather and (self.library, self.kind) not in (("te", "delayed"), ("te", "tensorwise")):
-            raise wrong(
-                "fp8_param_gather",
-                f": here codes are stored with one scale a weight, not {self.kind}'s; choose --fp8 tensorwise "
-                "--fp8-library te",
-            )
+        if self.param_gather and (self.library == "torchao" or self.kind == "mxfp8"):
+            why = "both products need codes of their own" if self.kind == "mxfp8" else "torchao has fp8_gather"
+            raise wrong("fp8_param_gather", f": {why}; choose --fp8 tensorwise or blockwise with --fp8-library te")
         if self.kind not in LIBRARIES[self.library]:
             right = next(name for name, scalings in LIBRARIES.items() if self.kind in scalings)
             known = ", ".join(LIBRARIES[self.library])
