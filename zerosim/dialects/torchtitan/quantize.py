@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from zerosim.config import RunConfig
 from zerosim.dialects.fp8 import RECIPES, gathers_codes
 from zerosim.dialects.torchtitan.mesh import BY, Setup
 
@@ -115,6 +116,8 @@ def filtered(setup: Setup, key: str) -> None:
         notes.note("Without output in filter_fqns torchtitan converts the head too; zerosim's head stays in 16 bits.")
 
 
-def filters_of(first: int, last: int, layers: int) -> list[str]:
-    """Return filter_fqns with which the head, and these first and last blocks, stay in 16 bits."""
-    return ["output", *(f"layers.{block}." for block in (*range(first), *range(layers - last, layers)))]
+def filters_of(config: RunConfig, head: str = "output") -> list[str]:
+    """Return filter_fqns with which the head, the routers of experts and the first and last blocks stay in 16 bits."""
+    layers, first, last = config.model.layers, config.fp8.exact_first, config.fp8.exact_last
+    routers = ["router.gate"] if config.model.has_experts else []
+    return [head, *routers, *(f"layers.{block}." for block in (*range(first), *range(layers - last, layers)))]
