@@ -129,6 +129,10 @@ def test_a_converter_is_eight_bits(sections: dict[str, Any], values: dict[str, A
     config_of(found, ranks=8)
 
 
+def test_a_short_name_is_noted() -> None:
+    assert any("as quantize.linear.mx" in one for one in reading({"model": {"converters": ["mx"]}}, ranks=8).notes)
+
+
 def test_only_the_head_without_output_is_noted() -> None:
     assert not any("converts the head" in one for one in reading(converted("float8", **HEAD), ranks=8).notes)
     assert any("converts the head" in one for one in reading(converted("float8"), ranks=8).notes)

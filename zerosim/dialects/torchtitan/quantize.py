@@ -40,6 +40,8 @@ def quantized(setup: Setup) -> None:
         _float8(setup)
     else:
         _mx(setup)
+    if short := [name for name in names if CONVERTERS.get(name, name) != name]:
+        notes.note(f"torchtitan 0.2 registers {short[0]} as {CONVERTERS[short[0]]}: write that name.")
     for key in notes.document.keys:
         if not key.startswith("quantize.") or key not in notes.rows or key in notes.said:
             continue
