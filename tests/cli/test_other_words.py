@@ -29,7 +29,12 @@ VALUES = {  # of each option a value that no plan has by itself
     "router_dtype": "fp32", "capacity_factor": "1.5", "aux_loss": "0.1", "z_loss": "0.1", "bias_rate": "0.1",
     "ep": "2", "etp": "1", "dispatcher": "deepep", "shared_ffn": "96",
 }  # fmt: skip
+MESH_8 = "plan --json - --layers 4 --hidden 64 --heads 4 --seq 32"
+VALUES_8 = {"fp8": "delayed", "fp8_exact_first": "1", "fp8_exact_last": "2", "fp8_amax_history": "16",
+            "fp8_amax_algo": "max"}  # fmt: skip
+"""The same for products in 8 bits, which other values exclude."""
 BESIDE = {
+    "no_fp8_wgrad": "--fp8 tensorwise --seq 16",
     "load_in_4bit": "--lora-rank 2",
     "autocast_adapter_dtype": "--lora-rank 2",
     "cross_entropy_loss_fusion": "--tp 2",
@@ -121,14 +126,15 @@ def test_words_that_were_asked_for_are_answered(typed: str, says: str, capsys: p
 @pytest.mark.parametrize("nth", range(max(len(words.split()) for words in TAKEN.values())))
 def test_a_word_with_one_meaning_sets_what_the_own_flag_sets(nth: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The nth word of every option, with dashes or underscores, before a blank or before =."""
-    words = {option: words.split()[nth % len(words.split())] for option, words in TAKEN.items() if option in VALUES}
-    assert {*TAKEN} - {*VALUES} == {"global_batch"}
-    own = [f"{flag_of(option)} {value}" for option, value in VALUES.items()]
-    typed = [
-        f"--{word} {VALUES[option]}" if nth % 2 else f"{flag_of(word)}={VALUES[option]}"
-        for option, word in words.items()
-    ]
-    assert planned(f"{MESH} {' '.join(typed)}", capsys) == planned(f"{MESH} {' '.join(own)}", capsys)
+    assert {*TAKEN} - {*VALUES, *VALUES_8} == {"global_batch"}
+    for mesh, values in ((MESH, VALUES), (MESH_8, VALUES_8)):
+        words = {option: words.split()[nth % len(words.split())] for option, words in TAKEN.items() if option in values}
+        own = [f"{flag_of(option)} {value}" for option, value in values.items()]
+        typed = [
+            f"--{word} {values[option]}" if nth % 2 else f"{flag_of(word)}={values[option]}"
+            for option, word in words.items()
+        ]
+        assert planned(f"{mesh} {' '.join(typed)}", capsys) == planned(f"{mesh} {' '.join(own)}", capsys)
 
 
 @pytest.mark.quick(3)
@@ -191,7 +197,9 @@ def test_an_error_names_the_word_that_was_typed(capsys: pytest.CaptureFixture[st
         ("num_layers = 2", "'num_layers': here it is --layers"),
         ("gradient_checkpointing = true", "'gradient_checkpointing': here it is --recompute full"),
         ("offload_optimizer = 'cpu'", "'offload_optimizer': here it is --offload optimizer=host"),
-        ("fp8 = true", "'fp8': zerosim does not model FP8 training yet."),
+        ("fp8 = true", "fp8 True: expected str"),
+        ("first_last_layers_bf16 = true", "'first_last_layers_bf16': here it is --fp8-exact-first N"),
+        ("fp4_format = 'e2m1'", "'fp4_format': zerosim does not model training in 4 bits (NVFP4) yet."),
     ],
 )
 def test_keys_of_a_scenario_are_answered(

@@ -33,6 +33,7 @@ DIFFERENT = {
     **{f"parallelism_config.parallelism_config_{name}_size": ("same", "bytes traffic") for name in ("cp", "sp")},
     "fsdp_config.fsdp_cpu_ram_efficient_loading": ("same", "load peak"),
     "deepspeed_config.zero3_init_flag": ("same", "load"),
+    "fp8_config.*": ("same", "seconds"),
     # of Ulysses' keys the size alone changes bytes
     **{f"sp_{name}": ("ignored", "none") for name in ("backend", "seq_length", "seq_length_is_variable",
                                                        "attn_implementation")},
@@ -243,3 +244,107 @@ def test_a_written_file_is_read_back_as_the_same_run(seed: int) -> None:
 def test_a_pipeline_cannot_be_written() -> None:
     with pytest.raises(InputError, match="pp 2: accelerate has no pipeline; write megatron or torchtitan"):
         written(RunConfig(model="llama3-8b", ranks=8, pp=2, stage=0, accumulate=2))
+
+
+def eight_bits(tmp_path: Path, *lines: str, kind: str = "MULTI_GPU") -> Reading:
+    """Read mixed_precision fp8 with these lines of fp8_config."""
+    section = "".join(f"  {line}\n" for line in lines)
+    head = f"distributed_type: {kind}\nnum_processes: 8\nmixed_precision: fp8\n"
+    return of(tmp_path, head + (f"fp8_config:\n{section}" if lines else ""))
+
+
+def products(reading: Reading) -> dict[str, Any]:
+    return {name: one for name, one in reading.values.items() if name.startswith("fp8")}
+
+
+LONG = {"fp8_amax_history": 1024, "fp8_amax_algo": "max"}
+"""Transformer Engine's defaults, which accelerate leaves."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "values"),
+    [
+        ((), {"fp8": "tensorwise"}),
+        (("backend: AO",), {"fp8": "tensorwise"}),
+        (("backend: TE",), {"fp8": "delayed", **LONG}),
+        (("backend: TE", "amax_compute_algo: most_recent"), {"fp8": "delayed", **LONG}),
+        (
+            ("fp8_backend: TE", "fp8_format: E4M3", "margin: 2", "amax_history_len: 16", "amax_compute_algo: max"),
+            {"fp8": "delayed", "fp8_format": "e4m3", "fp8_margin": 2, **LONG, "fp8_amax_history": 16},
+        ),
+        (
+            ("backend: TE", "override_linear_precision: [false, false, true]"),
+            {"fp8": "delayed", **LONG, "fp8_exact_wgrad": True},
+        ),
+        (("backend: TE", "use_mxfp8_block_scaling: true"), {"fp8": "mxfp8"}),
+    ],
+)
+def test_products_in_eight_bits(lines: tuple[str, ...], values: dict[str, Any], tmp_path: Path) -> None:
+    reading = eight_bits(tmp_path, *lines)
+    reading.check()
+    assert products(reading) == values
+    assert {one.key for one in reading.said} == set(reading.document.keys)
+    config = config_of(reading, **FLAGS)
+    assert (config.precision.stored, config.tuning.autocast) == ("fp32", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "words"),
+    [
+        (("backend: te",), "backend", "'te' is not a valid FP8BackendType"),
+        (("backend: MSAMP",), "backend", "MS-AMP"),
+        (("backend: TE", "fp8_format: E5M2"), "fp8_format", "Pure E5M2"),
+        (("backend: TE", "override_linear_precision: [true, false, true]"), "override_linear_precision", "Only wgrad"),
+        (("backend: TE", "override_linear_precision: false,false,true"), "override_linear_precision", "list of three"),
+        (
+            ("backend: TE", "use_mxfp8_block_scaling: true", "amax_history_len: 16"), "amax_history_len",
+            "not supported for MXFP8",
+        ),
+    ],
+)  # fmt: skip
+def test_backends_refuse(lines: tuple[str, ...], key: str, words: str, tmp_path: Path) -> None:
+    assert words in refused(eight_bits(tmp_path, *lines))[f"fp8_config.{key}"]
+
+
+def test_torchao_under_fsdp(tmp_path: Path) -> None:
+    def reading(*lines: str, fp8: str = "AO") -> Reading:
+        section = "".join(f"  {line}\n" for line in ("fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", *lines))
+        return of(tmp_path, f"mixed_precision: fp8\nfp8_config:\n  backend: {fp8}\nfsdp_config:\n{section}")
+
+    load, two = "fsdp_cpu_ram_efficient_loading: false", "fsdp_version: 2"
+    usual = reading(load, two)
+    usual.check()
+    config = config_of(usual, **FLAGS)
+    assert (config.fp8.kind, config.reduction.compress, config.precision.stored) == ("tensorwise", "bf16", "bf16")
+    assert any("zerosim gathers them in 16 bits" in one for one in usual.notes)
+    off = reading(load, two, fp8="AO\n  enable_fsdp_float8_all_gather: false")
+    assert not any("zerosim gathers them in 16 bits" in one for one in off.notes)
+    key = "fp8_config.enable_fsdp_float8_all_gather"
+    assert "FSDP gathers weights in 8 bits" in refused(reading(load, two, fp8=f"AO\n  {key[11:]}: true"))[key]
+    assert key in reading(load, fp8=f"AO\n  {key[11:]}: true").of("ignored")
+    assert "cpu_ram_efficient_loading is not supported" in refused(reading(two))["mixed_precision"]
+    named = reading(two, "fsdp_cpu_ram_efficient_loading: true")
+    assert list(refused(named)) == ["fsdp_config.fsdp_cpu_ram_efficient_loading"]
+    reading(two, fp8="TE").check()
+
+
+def test_training_arguments_replace_fp8(tmp_path: Path) -> None:
+    arguments = Document("args.json", "trainer", {"output_dir": "x", "bf16": True})
+
+    def reading(*backend: str) -> Reading:
+        keys = {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "fp8"}
+        keys |= dict.fromkeys(["fp8_config.backend"] * len(backend), "".join(backend))
+        return read_documents([arguments, Document("a.yaml", "accelerate", keys)], Context(given=FLAGS))
+
+    assert any("no product is in 8 bits" in one for one in reading().notes)
+    assert products(reading()) == {}
+    assert "has no attribute 'config'" in refused(reading("AO"))["mixed_precision"]
+    assert products(reading("TE")) == {"fp8": "delayed", **LONG}
+
+
+def test_eight_bits_of_megatrons_plugin(tmp_path: Path) -> None:
+    assert (
+        "plugin for Megatron-LM" in refused(eight_bits(tmp_path, "backend: TE", kind="MEGATRON_LM"))["mixed_precision"]
+    )
+    plain = of(tmp_path, "distributed_type: NO\nmixed_precision: bf16\nfp8_config:\n  backend: TE\n")
+    assert plain.of("ignored")["fp8_config.backend"] == "only mixed_precision fp8 reads it"

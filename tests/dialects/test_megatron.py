@@ -60,7 +60,9 @@ def test_given(name: str) -> None:
     assert {one.split()[0].rstrip(":") for one in expectation(name)["ignored"]} <= set(reading.of("ignored"))
     assert {said.key for said in reading.said} == set(reading.document.keys)
     assert not reading.of("auto")
-    if name != MIXTRAL:  # experts are modelled by now
+    if name == LLAMA:  # products in 8 bits are modelled by now
+        assert [one.key for one in reading.refusals] == ["--fp8-param-gather"]
+    elif name != MIXTRAL:  # experts too
         assert reading.refusals[0].key == expectation(name)["refuse"]["key"]
 
 
@@ -71,6 +73,55 @@ def test_given_without_eight_bits_and_with_experts() -> None:
     assert "--fp8-param-gather" in reading.of("ignored")
     config = config_of(reading_of(MIXTRAL))
     assert (config.model.experts, config.mesh.ep, config.model.top_k, config.mesh.ranks_per_node) == (8, 8, 2, 8)
+
+
+def test_given_in_eight_bits() -> None:
+    config = config_of(reading_of(LLAMA, "--fp8-param-gather"))
+    fp8 = config.fp8
+    assert (fp8.kind, fp8.library, fp8.form, fp8.exact_wgrad) == ("delayed", "te", "hybrid", False)
+    assert (fp8.amax_history, fp8.amax_algo, fp8.margin) == (1024, "max", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("--fp8-format hybrid", {"fp8": "delayed"}),  # Megatron's defaults: a history of 1 step, most_recent
+        ("--fp8-format e4m3", {"fp8": "delayed", "fp8_format": "e4m3"}),
+        (
+            "--fp8-format hybrid --fp8-margin 2 --fp8-amax-history-len 16 --fp8-amax-compute-algo max --no-fp8-wgrad",
+            {"fp8": "delayed", "fp8_margin": 2, "fp8_amax_history": 16, "fp8_amax_algo": "max",
+             "fp8_exact_wgrad": True},
+        ),
+        ("--fp8-format hybrid --fp8-recipe tensorwise", {"fp8": "tensorwise", "fp8_library": "te"}),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", {"fp8": "blockwise"}),
+        ("--fp8-format hybrid --fp8-recipe mxfp8", {"fp8": "mxfp8", "fp8_format": "hybrid"}),
+        (
+            "--fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16 --num-layers-at-end-in-bf16 2",
+            {"fp8": "mxfp8", "fp8_exact_first": 1, "fp8_exact_last": 2},
+        ),
+    ],
+)  # fmt: skip
+def test_products_in_eight_bits(words: str, values: dict[str, Any], line: Any) -> None:
+    reading = line(f"--bf16 {words}")
+    reading.check()
+    assert {name: one for name, one in reading.values.items() if name.startswith("fp8")} == values
+    if values["fp8"] != "blockwise":  # the model is too small for blocks of 128
+        config_of(reading)
+
+
+def test_arguments_of_other_scalings_have_no_effect(line: Any) -> None:
+    reading = line("--fp8-format e4m3 --fp8-recipe mxfp8 --no-fp8-wgrad --fp8-amax-history-len 16 "
+                   "--num-layers-at-start-in-bf16 2")  # fmt: skip
+    reading.check()
+    idle = {"--no-fp8-wgrad", "--fp8-amax-history-len", "--num-layers-at-start-in-bf16"}
+    assert idle <= set(reading.of("ignored"))
+    assert "fp8_exact_wgrad" not in reading.values
+
+
+def test_swifts_history_is_longer(tmp_path: Path) -> None:
+    text = f"megatron sft {SMALL.replace('-', '_').replace('__', '--')} --fp8_format hybrid"
+    reading = read([script(tmp_path, text)], Context(given={"ranks": 8}))
+    assert (reading.values["fp8_amax_history"], reading.values["fp8_amax_algo"]) == (1024, "max")
 
 
 def test_megatrons_own_example_is_refused_by_its_parser() -> None:
@@ -156,6 +207,22 @@ REFUSED = (
     ("--optimizer muon --use-distributed-optimizer", "--optimizer, --use-distributed-optimizer", "Muon"),
     ("--context-parallel-size 8 --seq-length 40", "--seq-length", "2 * context-parallel-size"),
     ("--fp8-param-gather --fp8-format hybrid", "--fp8-param-gather", "distributed optimizer"),
+    ("--fp8-format hybrid --fp4-format e2m1", "--fp8-format, --fp4-format", "simultaneously"),
+    ("--fp4-format e2m1", "--fp4-format", "4 bits (NVFP4)"),
+    ("--fp8-format hybrid --first-last-layers-bf16", "--first-last-layers-bf16", "Delayed scaling does not support"),
+    (
+        "--fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16 --num-layers-at-end-in-bf16 5",
+        "--num-layers-at-end-in-bf16", "layers per pipeline stage (4)",
+    ),
+    ("--fp8-format hybrid --fp8-recipe rowwise", "--fp8-recipe", "rowwise"),
+    ("--fp8-format hybrid --fp8-recipe custom", "--fp8-recipe", "a function of one's own"),
+    ("--fp8-format hybrid --transformer-impl local", "--fp8-format, --transformer-impl", "Transformer Engine's"),
+    ("--fp8-format hybrid --num-experts 8", "--fp8-format", "experts' maps in 8 bits"),
+    ("--fp8-format hybrid --fp8-multi-head-attention", "--fp8-multi-head-attention", "attention in 8 bits"),
+    (
+        "--fp8-format hybrid --fp8-param-gather --use-distributed-optimizer", "--fp8-param-gather",
+        "kept and gathered in 8 bits",
+    ),
     ("--squared-relu", "--squared-relu", "not modelled"),
     ("--swiglu", "--swiglu", "no family here"),
     (f"{GATED}", "--hidden-dropout, --attention-dropout", "Megatron's default"),
@@ -392,8 +459,9 @@ DIFFERENT: dict[str, tuple[str, str]] = {
                      "--expert-model-parallel-size", "--expert-tensor-parallel-size"), ("same", "bytes traffic")),
     "--kv-channels": ("same", "all"),
     "--num-experts": ("same", "all"),
+    **dict.fromkeys(("--fp8-format", "--fp8-recipe"), ("same", "bytes traffic seconds")),
 }  # fmt: skip
-"""Context parallelism, experts and head_dim are options by now."""
+"""Context parallelism, experts, head_dim and 8 bits are options by now."""
 
 
 def test_table_has_every_key() -> None:

@@ -16,7 +16,7 @@ from zerosim.dialects.torchtitan import TABLE, read
 from zerosim.errors import InputError
 
 OURS = [name for name in FILES if name.startswith("titan")]
-REFUSED = {"titan_llama3_405b.toml": ("model.converters",)}
+REFUSED = {"titan_llama3_405b.toml": ("quantize.linear.float8.enable_fsdp_float8_all_gather",)}
 """By file, the keys that stop its plan. deepseek_v3's experts, latents and ep are modelled by now."""
 CHANGED: dict[str, dict[str, Any]] = {
     "titan_deepseek_v3_16b.toml": {
@@ -41,6 +41,12 @@ MODELLED = {
     "parallelism.expert_parallel_degree": "same",
     "parallelism.expert_tensor_parallel_degree": "same",
     "parallelism.expert_parallel_comm_backend": "same",
+    "model.converters": "same",
+    "quantize.linear.float8.recipe_name": "same",
+    "quantize.linear.float8.filter_fqns": "same",
+    "quantize.linear.mx.recipe_name": "same",
+    "quantize.linear.mx.filter_fqns": "same",
+    "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice": "ignored",
 }
 """Keys that keys.toml calls missing."""
 FULL = {"model": {"name": "llama3", "flavor": "8B"}, "training": {"local_batch_size": 2, "seq_len": 4096}}
@@ -79,6 +85,59 @@ def test_without_the_converter_the_rest_is_planned() -> None:
     assert found.of("ignored").keys() >= {"quantize.linear.float8.filter_fqns"}
 
 
+def test_the_given_file_in_eight_bits() -> None:
+    found = reading_of("titan_llama3_405b.toml", "quantize.linear.float8.enable_fsdp_float8_all_gather")
+    found.check()
+    fp8 = config_of(found, **flags_of("titan_llama3_405b.toml")).fp8
+    assert (fp8.kind, fp8.library, fp8.exact_first, fp8.exact_last) == ("tensorwise", "torchao", 0, 0)
+
+
+def converted(name: str, /, **keys: Any) -> dict[str, Any]:
+    """Return sections with this converter, and keys of its own section."""
+    return {"model": {"converters": [f"quantize.linear.{name}"]}, "quantize": {"linear": {name: keys}}}
+
+
+HEAD = {"filter_fqns": ["output"]}
+
+
+@pytest.mark.parametrize(
+    ("sections", "values"),
+    [
+        (converted("float8", **HEAD), {"fp8": "tensorwise"}),
+        (converted("float8", recipe_name="rowwise", **HEAD), {"fp8": "rowwise"}),
+        (
+            converted("float8", recipe_name="rowwise_with_gw_hp", **HEAD),
+            {"fp8": "rowwise", "fp8_exact_wgrad": True},
+        ),
+        ({"model": {"converters": ["float8"]}}, {"fp8": "tensorwise"}),
+        (converted("mx"), {"fp8": "mxfp8", "fp8_library": "torchao"}),
+        (
+            converted("mx", recipe_name="mxfp8_cublas_rceil"),
+            {"fp8": "mxfp8", "fp8_library": "torchao", "mx_rounding": "rceil"},
+        ),
+        (
+            converted("float8", filter_fqns=["output", "router.gate", "layers.0.", "layers.30.", "layers.31"]),
+            {"fp8": "tensorwise", "fp8_exact_first": 1, "fp8_exact_last": 2},
+        ),
+    ],
+)  # fmt: skip
+def test_a_converter_is_eight_bits(sections: dict[str, Any], values: dict[str, Any]) -> None:
+    found = reading(sections, ranks=8)
+    got = {name: one for name, one in found.values.items() if name.startswith(("fp8", "mx_"))}
+    assert got == values
+    found.check()
+    config_of(found, ranks=8)
+
+
+def test_a_short_name_is_noted() -> None:
+    assert any("as quantize.linear.mx" in one for one in reading({"model": {"converters": ["mx"]}}, ranks=8).notes)
+
+
+def test_only_the_head_without_output_is_noted() -> None:
+    assert not any("converts the head" in one for one in reading(converted("float8", **HEAD), ranks=8).notes)
+    assert any("converts the head" in one for one in reading(converted("float8"), ranks=8).notes)
+
+
 @pytest.mark.parametrize(
     ("sections", "given", "key", "words"),
     [
@@ -91,6 +150,39 @@ def test_without_the_converter_the_rest_is_planned() -> None:
             "activation_checkpoint.selective_ac_option", "has no attribute 'isdigit'",
         ),
         ({"training": {"batch_size": 4}}, {}, "training.batch_size", "it is training.local_batch_size in 0.2.2"),
+        (
+            converted("float8", recipe_name="blockwise"), {"ranks": 8}, "quantize.linear.float8.recipe_name",
+            "not in valid names",
+        ),
+        (
+            converted("float8", recipe_name="rowwise", enable_fsdp_float8_all_gather=True), {"ranks": 8},
+            "quantize.linear.float8.recipe_name, quantize.linear.float8.enable_fsdp_float8_all_gather",
+            "together with recipe_name",
+        ),
+        (
+            converted("float8", enable_fsdp_float8_all_gather=True), {"ranks": 8},
+            "quantize.linear.float8.enable_fsdp_float8_all_gather", "FSDP gathers weights in 8 bits: not modelled",
+        ),
+        (
+            converted("float8", filter_fqns=["attention.wk", "auto_filter_small_kn"]), {"ranks": 8},
+            "quantize.linear.float8.filter_fqns", "attention.wk, auto_filter_small_kn: some maps of a block",
+        ),
+        (
+            converted("float8", filter_fqns=["layers.3."]), {"ranks": 8}, "quantize.linear.float8.filter_fqns",
+            "neither the first nor the last",
+        ),
+        (converted("mx", recipe_name="mxfp4_cutlass"), {"ranks": 8}, "quantize.linear.mx.recipe_name", "4 bits"),
+        (
+            {**converted("mx"), **parallel(tensor_parallel_degree=2), "compile": {"enable": True}}, {"ranks": 8},
+            "compile.enable", "TP not yet supported",
+        ),
+        (
+            {"model": {"converters": ["float8", "mx"]}}, {"ranks": 8}, "model.converters", "one of them can convert",
+        ),
+        (
+            {"model": {"converters": ["quantize.grouped_mm.mx"]}}, {"ranks": 8}, "model.converters",
+            "experts' maps in 8 bits",
+        ),
         ({"float8": {"enable_float8_linear": True}}, {}, "float8.enable_float8_linear", "[quantize.linear.float8]"),
         ({"parallelism": {"tensor_paralel_degree": 2}}, {}, "parallelism.tensor_paralel_degree", "Invalid field names"),
         ({"job": {"custom_config_module": "mine"}}, {}, "job.custom_config_module", "zerosim imports nothing"),

@@ -33,8 +33,8 @@ DIFFERENT: dict[str, dict[str, tuple[str, str] | None]] = {
         "forward_prefetch": ("same", "seconds"),
         "backward_prefetch": ("same", "bytes seconds"),
     },
-    "axolotl": {},
-    "llamafactory": {},
+    "axolotl": {"fp8": ("same", "seconds")},
+    "llamafactory": dict.fromkeys(("fp8", "fp8_backend"), ("same", "seconds")),
 }
 TABLES = {
     "training_arguments": trainer_keys.TABLE,
@@ -299,3 +299,57 @@ def test_an_accelerate_file_beside_arguments_wraps_the_model(tmp_path: Path) -> 
 @pytest.mark.parametrize("dialect", TABLES)
 def test_the_table_is_that_of_the_facts(dialect: str) -> None:
     assert unlike_rows(dialect, TABLES[dialect]) == DIFFERENT[dialect]
+
+
+def products(reading: Reading) -> dict[str, Any]:
+    """Return the options of 8-bit products."""
+    return {name: one for name, one in reading.values.items() if name.startswith("fp8")}
+
+
+FSDP2 = ("fsdp_version: 2", "fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}")
+
+
+def test_axolotls_fp8_is_torchaos(tmp_path: Path) -> None:
+    reading = axolotl(tmp_path, "fp8: true", "bf16: false", *FSDP2)
+    reading.check()
+    assert products(reading) == {"fp8": "tensorwise"}
+    config = built(reading)
+    assert (config.fp8.library, config.precision.stored) == ("torchao", "bf16")
+    assert products(axolotl(tmp_path, "fp8: true", "fp8_config:", "  recipe: rowwise")) == {"fp8": "rowwise"}
+    off = axolotl(tmp_path, "fp8: false", "fp8_config:", "  recipe: rowwise")
+    assert (products(off), "fp8_config.recipe" in off.of("ignored")) == ({}, True)
+
+
+def test_axolotls_gathers_in_eight_bits_need_fsdp2_and_tensorwise(tmp_path: Path) -> None:
+    gather = "fp8_enable_fsdp_float8_all_gather"
+    assert "requires FSDP2" in refused(axolotl(tmp_path, "fp8: true", f"{gather}: true"))[gather]
+    rowwise = axolotl(tmp_path, "fp8: true", f"{gather}: true", *FSDP2, "fp8_config:", "  recipe: rowwise")
+    assert "only supports the tensorwise recipe" in refused(rowwise)[gather]
+    asked = axolotl(tmp_path, "fp8: true", f"{gather}: true", *FSDP2)
+    assert refused(asked) == {gather: "FSDP gathers weights in 8 bits: not modelled, and it changes traffic, seconds"}
+    axolotl(tmp_path, "fp8: true", f"{gather}: false", *FSDP2).check()
+
+
+@pytest.mark.parametrize(
+    ("backend", "values"),
+    [
+        ("auto", {"fp8": "tensorwise"}),
+        ("torchao", {"fp8": "tensorwise"}),
+        ("te", {"fp8": "delayed", "fp8_amax_history": 16, "fp8_amax_algo": "max"}),
+    ],
+)
+def test_llamafactorys_backends(backend: str, values: dict[str, Any], tmp_path: Path) -> None:
+    reading = factory(tmp_path, "finetuning_type: full", "fp8: true", f"fp8_backend: {backend}")
+    reading.check()
+    assert products(reading) == values
+    config = built(reading)
+    assert (config.fp8.made_by, config.precision.stored, config.tuning.autocast) == (None, "fp32", "bf16")
+
+
+def test_llamafactory_refuses_fp8_beside_codes(tmp_path: Path) -> None:
+    found = refused(factory(tmp_path, "fp8: true", "quantization_bit: 4"))
+    assert "not compatible with quantization" in found["fp8, quantization_bit"]
+    assert "MS-AMP" in refused(factory(tmp_path, "fp8: true", "fp8_backend: msamp"))["fp8_backend"]
+    assert any("issue 9500" in one for one in factory(tmp_path, "fp8: true", "bf16: true").notes)
+    off = factory(tmp_path, "fp8_backend: te")
+    assert (products(off), "fp8_backend" in off.of("ignored")) == ({}, True)

@@ -67,6 +67,67 @@ def test_blocks_that_differ_are_in_the_script_alone(kind: str) -> None:
     assert unequal(config, read_back(config, kind)) == {}
 
 
+EIGHT_BITS: tuple[dict[str, Any], ...] = (
+    {"fp8": "tensorwise"},
+    {"fp8": "tensorwise", "fp8_library": "te", "fp8_exact_first": 1},
+    {"fp8": "rowwise", "fp8_exact_wgrad": True, "fp8_exact_first": 1, "fp8_exact_last": 2},
+    {"fp8": "delayed", "fp8_amax_history": 16, "fp8_amax_algo": "max", "fp8_margin": 1},
+    {"fp8": "delayed", "fp8_format": "e4m3", "fp8_exact_wgrad": True, "fp8_exact_first": 2},
+    {"fp8": "blockwise", "fp8_exact_last": 3},
+    {"fp8": "blockwise", "fp8_library": "deepseek"},
+    {"fp8": "mxfp8", "fp8_format": "hybrid", "fp8_exact_first": 1},
+    {"fp8": "mxfp8", "fp8_library": "torchao", "mx_rounding": "even"},
+    {"fp8": "mxfp8", "fp8_library": "torchao", "mx_rounding": "rceil", "fp8_exact_last": 1},
+    {"fp8": "mxfp8", "fp8_library": "torchao", "kernels": "compiled", "tp": 2},
+)
+
+
+def in_eight_bits(kind: str, values: Mapping[str, Any]) -> RunConfig:
+    recipe = RECIPES.get(kind, "fsdp2")
+    stage = 1 if recipe == "megatron" else 3
+    return RunConfig(**PLAN_DEFAULTS, model="llama3-8b", ranks=8, seq=1024, recipe=recipe, stage=stage, **values)
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+@pytest.mark.parametrize("values", EIGHT_BITS, ids=lambda values: "-".join(map(str, values.values())))
+def test_products_in_eight_bits_read_back(kind: str, values: dict[str, Any]) -> None:
+    config = in_eight_bits(kind, values)
+    assert unequal(config, read_back(config, kind)) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said", "rest"),
+    [
+        ("accelerate", EIGHT_BITS[0], ("mixed_precision: fp8", "backend: AO"), set()),
+        ("accelerate", EIGHT_BITS[3], ("backend: TE", "amax_history_len: 16"), set()),
+        ("accelerate", EIGHT_BITS[5], ("mixed_precision: bf16",), {"fp8", "fp8_exact_last"}),
+        ("torchtitan-toml", EIGHT_BITS[2], ('"rowwise_with_gw_hp"', '"layers.31."'), set()),
+        ("torchtitan-toml", EIGHT_BITS[9], ('"mxfp8_cublas_rceil"',), set()),
+        ("torchtitan-toml", EIGHT_BITS[8], ('"mxfp8_cublas"',), {"mx_rounding"}),
+        ("torchtitan-toml", EIGHT_BITS[3], (), {"fp8", "fp8_amax_history", "fp8_amax_algo", "fp8_margin"}),
+        ("megatron", EIGHT_BITS[1], ("--fp8-recipe tensorwise", "--first-last-layers-bf16"), set()),
+        ("megatron", EIGHT_BITS[3], ("--fp8-format hybrid", "--fp8-amax-compute-algo max"), set()),
+        ("megatron", EIGHT_BITS[0], (), {"fp8"}),
+        ("deepspeed", EIGHT_BITS[0], (), {"fp8"}),
+        ("torchtitan", EIGHT_BITS[2], ("Float8LinearConverter.Config(recipe_name=", '"layers.0."'), None),
+        (
+            "torchtitan",
+            EIGHT_BITS[0],
+            ("# --fp8 tensorwise of torchao: torchtitan 0.3 has no converter for it.",),
+            None,
+        ),
+        ("fsdp2", EIGHT_BITS[0], ("# --fp8 tensorwise: not in this script. torchao would convert",), None),
+    ],
+)
+def test_products_in_eight_bits_are_in_the_file_or_beside_it(
+    kind: str, values: dict[str, Any], said: tuple[str, ...], rest: set[str] | None
+) -> None:
+    made = write(in_eight_bits(kind, values), kind, f"out{DIALECTS[kind].suffix}")
+    assert all(one in made.text for one in said)
+    beside = {name for name in made.rest if name.startswith(("fp8", "mx_"))}
+    assert beside == (set(values) if rest is None else rest)
+
+
 def test_replicas_are_no_part_of_deepspeeds_file() -> None:
     config = RunConfig(stage=3, ranks=4, dp_replicate=2, recipe="deepspeed")
     with pytest.raises(InputError, match=r"no replicas since 0\.19\.7"):

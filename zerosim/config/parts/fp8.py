@@ -51,7 +51,7 @@ class Fp8Config(Part):
     )  # fmt: skip
     exact_wgrad: bool = option(
         False, "with --fp8: the weights' gradients are not computed in 8 bits (rowwise_with_gw_hp, no-fp8-wgrad)",
-        flat="fp8_exact_wgrad",
+        flat="fp8_exact_wgrad", switches={"no_fp8_wgrad": True},
     )  # fmt: skip
     exact_first: int = option(
         0, "with --fp8: the first N blocks are not in 8 bits", flat="fp8_exact_first", low=0, high=10**6, metavar="N",
@@ -63,11 +63,11 @@ class Fp8Config(Part):
     )  # fmt: skip
     amax_history: int = option(
         1, "with --fp8 delayed: steps whose amax is kept", flat="fp8_amax_history", low=1, high=10**4, metavar="STEPS",
-        words="fp8_amax_history_len",
+        words="fp8_amax_history_len amax_history_len",
     )  # fmt: skip
     amax_algo: str = option(
         "most_recent", "with --fp8 delayed: which of them gives the scale", flat="fp8_amax_algo",
-        choices=("most_recent", "max"), words="fp8_amax_compute_algo",
+        choices=("most_recent", "max"), words="fp8_amax_compute_algo amax_compute_algo",
     )  # fmt: skip
     margin: int = option(
         0, "with --fp8 delayed: powers of two left free above it", flat="fp8_margin", low=0, high=10, metavar="N",
@@ -204,15 +204,33 @@ def _summed(
 
 
 WORDS = (
+    ("fp8_hybrid fp8_e4m3", "--fp8 delayed with --fp8-format hybrid or e4m3"),
+    ("fp8_backend", "--fp8 with --fp8-library torchao or te"),
+    ("fp8_wgrad", "--fp8-exact-wgrad, where it is false"),
     (
-        "fp8 fp8_format fp8_hybrid",
-        "--fp8 delayed, tensorwise, blockwise or mxfp8, with --fp8-library te --fp8-format hybrid or e4m3",
+        "enable_fp8 float8 float8_recipe_name model.converters quantize.linear.float8.recipe_name",
+        "--fp8 tensorwise or rowwise, torchao's recipes. rowwise_with_gw_hp is --fp8 rowwise --fp8-exact-wgrad",
     ),
-    ("enable_fp8 float8 float8_recipe_name quantize.linear.float8*", "--fp8 tensorwise or rowwise, torchao's recipes"),
-    ("mx quantize.linear.mx*", "--fp8 mxfp8 --fp8-library torchao, with --mx-rounding"),
-    ("first_last_layers_bf16", "--fp8-exact-first N --fp8-exact-last N"),
+    ("mx quantize.linear.mx.recipe_name", "--fp8 mxfp8 --fp8-library torchao, with --mx-rounding"),
+    (
+        "first_last_layers_bf16 quantize.linear.float8.filter_fqns quantize.linear.mx.filter_fqns",
+        "--fp8-exact-first N --fp8-exact-last N",
+    ),
+    ("use_mxfp8_block_scaling fp8_use_mxfp8_block_scaling", "--fp8 mxfp8"),
 )
 LACKING = (
     ("fp4 fp4_* nvfp4*", "training in 4 bits (NVFP4)", "--fp8 mxfp8 is the smallest format for products"),
-    ("te_* fp8_dot_product_attention fp8_multi_head_attention", "attention in 8 bits", "--fp8 for the linear maps"),
+    (
+        "te_fp8_mha fp8_dot_product_attention fp8_multi_head_attention",
+        "attention in 8 bits",
+        "--fp8 is for the linear maps",
+    ),
+    ("fp8_param_gather fp8_param", "weights that are kept in 8 bits", "--fp8 casts weights of 16 bits in each product"),
+    (
+        "fp8_enable_fsdp_float8_all_gather enable_fsdp_float8_all_gather "
+        "quantize.linear.float8.enable_fsdp_float8_all_gather",
+        "gathers of weights in 8 bits",
+        "--fp8 gathers them in 16 bits",
+    ),
+    ("quantize.grouped_mm.*", "experts' maps in 8 bits", "--fp8 tensorwise leaves experts in 16 bits"),
 )

@@ -156,7 +156,7 @@ LACKING = (
         "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),
     (
-        "zero_quantized_nontrainable_weights zeropp_loco* quantiz* load_in_8bit",
+        "zero_quantized_nontrainable_weights zeropp_loco* quantize load_in_8bit",
         "frozen weights in int8, or error feedback for ZeRO++'s codes (LoCo)",
         "--base nf4 keeps a frozen base in 4 bits, and --compress has error feedback",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerosim.dialects.accelerate import plugins
+from zerosim.dialects.accelerate.fp8 import eight_bits
 from zerosim.dialects.accelerate.keys import SECTIONS, TABLE, TOP, TYPES
 from zerosim.dialects.accelerate.mesh import parallelism
 from zerosim.dialects.fsdp import HALVES, formats, half_of
@@ -11,6 +12,8 @@ from zerosim.dialects.rows import Row, by_key
 from zerosim.errors import did_you_mean
 
 BY = "accelerate 1.15"
+_PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
+"""By section, what the launcher puts before a key without it."""
 _OTHERS = {
     "FSDP": ("deepspeed_config", "megatron_lm_config"),
     "DEEPSPEED": ("fsdp_config", "megatron_lm_config"),
@@ -22,7 +25,7 @@ def read(document: Document, context: Context) -> Reading:
     """Read the document. What TrainingArguments said before counts: format, batch, adapters."""
     notes = Notes(document, context, _rows(document))
     kind = _top(notes)
-    half = _half(notes)
+    half = _half(notes, kind)
     tuned = bool(context.given.get("lora_rank"))
     way = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "fsdp"}.get(kind, "ddp")
     by_trainer = context.before is not None and str(context.given.get("recipe")).startswith("fsdp")
@@ -55,9 +58,8 @@ def _rows(document: Document) -> dict[str, Row]:
     rows = dict(by_key(TABLE))
     for key in document.keys:
         section, _, name = key.partition(".")
-        for prefix in {"fsdp_config": ("fsdp_",), "dynamo_config": ("dynamo_",)}.get(section, ()):
-            if (row := rows.get(f"{section}.{prefix}{name}")) is not None:
-                rows.setdefault(key, row)
+        if section in _PREFIXES and (row := rows.get(f"{section}.{_PREFIXES[section]}{name}")) is not None:
+            rows.setdefault(key, row)
     return rows
 
 
@@ -127,12 +129,12 @@ def _ranks(notes: Notes, kind: str) -> None:
         notes.tell("num_machines", "understood", "one node")
 
 
-def _half(notes: Notes) -> str | None:
+def _half(notes: Notes, kind: str) -> str | None:
     """Return the half type of compute. TrainingArguments' wins over the file's."""
     before, name = half_of(notes.context), str(notes.checked("mixed_precision", BY)) if _has(notes) else None
     if name == "fp8":
-        notes.lacks("mixed_precision", "FP8 products", costs=True)
-        return before
+        eight_bits(notes, kind, before if notes.context.before is not None else None)
+        return before or "bf16"
     if notes.document.keys.get("fp16") is True and name is None and "mixed_precision" not in notes.document.keys:
         name = "fp16"
     if name in HALVES and before is None:

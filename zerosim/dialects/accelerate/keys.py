@@ -85,6 +85,18 @@ def mixed(value: Any) -> str:
     return value.lower()
 
 
+def _algorithm(value: Any) -> str:
+    if str(value).lower() not in ("max", "most_recent"):
+        raise ValueError("expected max or most_recent")
+    return str(value).lower()
+
+
+def _products(value: Any) -> list[bool]:
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(one, bool) for one in value):
+        raise ValueError("expected a list of three: of forward, inputs' gradients and weights' gradients")
+    return value
+
+
 def auto_or(kind: Any) -> Any:
     """Return the kind that takes "auto" too."""
     return lambda value: "auto" if value == "auto" else kind(value)
@@ -187,7 +199,24 @@ TABLE: tuple[Row, ...] = (
         "--recompute", "same", "bytes"),
     Row("megatron_lm_config.megatron_lm_gradient_clipping", real(0), 1.0, "the norm of clipping", "--clip-norm", "same",
         "none"),
-    Row("fp8_config.*", anything, None, "FP8", "", "missing", "seconds"),
+    Row("fp8_config.fp8_backend", optional(anything), None, "AO (torchao, tensorwise), TE or MSAMP; the first that is "
+        "installed", "--fp8 tensorwise; --fp8 delayed", "same", "seconds"),
+    Row("fp8_config.fp8_format", word_of("HYBRID", "E4M3", "E5M2"), "HYBRID", "TE: E4M3 alone, or E5M2 for gradients",
+        "--fp8-format", "same", "seconds"),
+    Row("fp8_config.fp8_amax_history_len", integer(1), 1024, "TE: steps whose amax is kept", "--fp8-amax-history",
+        "same", "seconds"),
+    Row("fp8_config.fp8_amax_compute_algo", _algorithm, "most_recent", "TE: which of them gives the scale",
+        "--fp8-amax-algo", "same", "seconds", myth="most_recent is passed on: Transformer Engine's own max holds"),
+    Row("fp8_config.fp8_margin", integer(0), 0, "TE: powers of two left free above the scale", "--fp8-margin", "same",
+        "seconds"),
+    Row("fp8_config.fp8_override_linear_precision", _products, [False, False, False], "TE: a list for forward, inputs' "
+        "and weights' gradients; true is 16 bits", "--fp8-exact-wgrad for the last", "same", "seconds"),
+    Row("fp8_config.fp8_use_mxfp8_block_scaling", boolean, False, "TE: MXFP8 in place of delayed scaling",
+        "--fp8 mxfp8", "same", "seconds"),
+    Row("fp8_config.fp8_enable_fsdp_float8_all_gather", boolean, True, "AO: FSDP2 gathers weights in 8 bits", "",
+        "missing", "seconds"),
+    Row("fp8_config.fp8_pad_inner_dim fp8_config.fp8_interval fp8_config.fp8_use_autocast_during_eval "
+        "fp8_config.fp8_opt_level", anything, None, "no bytes of a step", **_NO),
     Row("dynamo_config.dynamo_backend dynamo_backend", word_of(*BACKENDS), "NO", "torch.compile", "--kernels compiled",
         "same", "seconds"),
     Row("dynamo_config.dynamo_mode dynamo_config.dynamo_use_dynamic dynamo_config.dynamo_use_fullgraph "

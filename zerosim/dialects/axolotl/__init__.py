@@ -6,10 +6,12 @@ from typing import Any
 
 from zerosim.dialects import huggingface as hf
 from zerosim.dialects import trainer
+from zerosim.dialects.accelerate.fp8 import SKIPPED
 from zerosim.dialects.accelerate.keys import STRATEGIES
 from zerosim.dialects.axolotl import loss as axolotl_loss
 from zerosim.dialects.axolotl.adapters import adapter
 from zerosim.dialects.axolotl.keys import TABLE
+from zerosim.dialects.fp8 import RECIPES, gathers_codes
 from zerosim.dialects.fsdp import Fsdp, formats, shard
 from zerosim.dialects.huggingface import value
 from zerosim.dialects.reading import Context, Document, Notes, Reading
@@ -27,6 +29,7 @@ def read(document: Document, context: Context) -> Reading:
     tuned = adapter(notes, BY)
     way = _way(notes)
     half = _half(notes)
+    _eight_bits(notes, way)
     formats(notes, "fp16" if half == "fp16" else "bf16", half, way, tuned=tuned, pure=not tuned)
     if way == "fsdp":
         _fsdp(notes, half, tuned=tuned)
@@ -99,7 +102,29 @@ def _half(notes: Notes) -> str | None:
     notes.tell("bf16", "understood", "off") if not bf16 else None
     if bf16 == "auto":
         notes.note("bf16: auto is bf16 on GPUs that have it, Ampere and newer")
-    return "bf16" if bf16 else None
+    return "bf16" if bf16 or value(notes, "fp8", BY, False) else None
+
+
+def _eight_bits(notes: Notes, way: str) -> None:
+    """Set torchao's products, which axolotl passes to the Accelerator (core/trainers/base.py)."""
+    gather, recipe = "fp8_enable_fsdp_float8_all_gather", value(notes, "fp8_config.recipe", BY, "tensorwise")
+    gathers = value(notes, gather, BY, False)
+    if gathers and (way != "fsdp" or str(notes.document.keys.get("fsdp_version")) != "2"):
+        why = "ValueError: fp8_enable_fsdp_float8_all_gather requires FSDP2 (fsdp_version: 2) to be used."
+        notes.refuse(gather, BY, why, "write fsdp_version: 2, or leave it out")
+    if not value(notes, "fp8", BY, False):
+        notes.tell("fp8", "understood", "off")
+        for key in ("fp8_config.recipe", gather):
+            notes.tell(key, "ignored", "without fp8")
+        return
+    notes.sets("fp8", **RECIPES[recipe])
+    notes.tell("fp8_config.recipe", "understood", recipe)
+    if gathers and recipe != "tensorwise":
+        why = "ValueError: fp8_enable_fsdp_float8_all_gather only supports the tensorwise recipe"
+        notes.refuse(gather, BY, why, "leave it out beside rowwise")
+    elif way == "fsdp":
+        gathers_codes(notes, gather, is_on=gathers)
+    notes.note(SKIPPED)
 
 
 def _fsdp(notes: Notes, half: str | None, *, tuned: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerosim.dialects.accelerate.keys import DICTS, POLICIES, STRATEGIES, auto_or, prefetch, upper, word_of
-from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real
+from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real, word
 from zerosim.dialects.trainer import keys as trainer_keys
 
 _NO = {"says": "ignored", "changes": "none"}
@@ -102,7 +102,13 @@ OWN: tuple[Row, ...] = (
         "Liger's kernels, and another loss", "--loss liger --saves liger", "same", "bytes seconds"),
     Row("torch_compile", optional(auto_or(boolean)), False, "torch.compile", "--kernels compiled", "near",
         "bytes seconds"),
-    Row("deepcompile fp8", optional(boolean), False, "another compiler, or FP8", "", "near", "bytes seconds"),
+    Row("deepcompile", optional(boolean), False, "another compiler", "", "near", "bytes seconds"),
+    Row("fp8", optional(boolean), False, "products in 8 bits by torchao", "--fp8 tensorwise or rowwise", "same",
+        "seconds"),
+    Row("fp8_config.recipe", word("tensorwise", "rowwise"), "tensorwise", "torchao's recipe",
+        "--fp8 tensorwise or rowwise", "same", "seconds"),
+    Row("fp8_enable_fsdp_float8_all_gather", optional(boolean), False, "FSDP2 gathers weights in 8 bits", "", "missing",
+        "traffic seconds"),
     Row("tiled_mlp", optional(boolean), False, "feed-forwards in tiles of as many tokens as the model is wide",
         "--mlp-tile", "near", "bytes seconds"),
     Row("unfrozen_parameters", optional(anything), None, "patterns of trained parameters", "--freeze", "same", "bytes"),

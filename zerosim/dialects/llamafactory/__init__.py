@@ -5,6 +5,7 @@ from __future__ import annotations
 from zerosim.dialects import huggingface as hf
 from zerosim.dialects import trainer
 from zerosim.dialects.huggingface import value
+from zerosim.dialects.llamafactory.fp8 import eight_bits
 from zerosim.dialects.llamafactory.keys import TABLE
 from zerosim.dialects.peft import adapters, targets
 from zerosim.dialects.reading import Context, Document, Notes, Reading
@@ -32,6 +33,7 @@ def read(document: Document, context: Context) -> Reading:
     _base(notes, kind)
     trainer.trained(notes, BY, old=False, tuned=kind == "lora")
     _pure(notes, kind)
+    eight_bits(notes)
     _activations(notes, kind)
     _optimizers(notes, kind)
     _length(notes)

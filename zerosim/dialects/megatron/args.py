@@ -36,7 +36,7 @@ SWIFT_DEFAULTS: Mapping[str, Any] = {
     "--micro-batch-size": 1, "--global-batch-size": 16, "--bf16": True, "--use-distributed-optimizer": True,
     "--hidden-dropout": 0.0, "--attention-dropout": 0.0, "--recompute-granularity": "selective",
     "--attention-backend": "flash", "--lr-decay-style": "cosine", "--weight-decay": 0.1, "--adam-beta2": 0.95,
-    "--swiglu": True,
+    "--swiglu": True, "--fp8-amax-history-len": 1024, "--fp8-amax-compute-algo": "max",
 }  # fmt: skip
 """ms-swift's defaults that are not Megatron's."""
 _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads", "--ffn-hidden-size", "--num-query-groups")

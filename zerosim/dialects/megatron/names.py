@@ -33,8 +33,8 @@ _IDLE = """
 --enable-experimental --te-rng-tracker --inference-rng-tracker --no-clone-scatter-output-in-embedding
 --no-align-grad-reduce --no-scatter-gather-tensors-in-pipeline --no-gradient-reduce-div-fusion
 --ddp-reduce-scatter-with-fp32-accumulation --disable-symmetric-registration --use-sharp --sample-rate
---disable-bf16-reduced-precision-matmul --reuse-grad-buf-for-mxfp8-param-ag --first-last-layers-bf16
---num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16 --decrease-batch-size-if-needed --no-fp8-wgrad
+--disable-bf16-reduced-precision-matmul --reuse-grad-buf-for-mxfp8-param-ag
+--decrease-batch-size-if-needed
 --moe-router-score-function --moe-router-pre-softmax --moe-router-topk-scaling-factor --moe-router-fusion
 --moe-router-force-load-balancing --moe-router-padding-for-fp8 --moe-input-jitter-eps --moe-permute-fusion
 --moe-per-layer-logging --moe-deepep-num-sms --moe-use-upcycling --moe-upcycling-granularity

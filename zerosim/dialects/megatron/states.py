@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerosim.dialects.megatron.args import Arguments
+from zerosim.dialects.megatron.eight_bits import eight_bits
 from zerosim.dialects.megatron.layout import Layout
 
 _STRATEGY = "--data-parallel-sharding-strategy"
@@ -18,7 +19,7 @@ def states_of(arguments: Arguments, layout: Layout) -> None:
     _buckets(arguments)
     _replicas(arguments, layout, stage)
     _offload(arguments, stage)
-    _eight_bits(arguments)
+    eight_bits(arguments, layout)
 
 
 def _stage(arguments: Arguments, layout: Layout) -> int:
@@ -170,27 +171,3 @@ def _offload(arguments: Arguments, stage: int) -> None:
     for dtype in _DTYPES:
         if not arguments[aware]:
             arguments.tell(dtype, "ignored", f"without {aware}")
-
-
-def _eight_bits(arguments: Arguments) -> None:
-    """Refuse products in 8 or 4 bits together, by all arguments that ask for them."""
-    forms = [name for name in ("--fp8-format", "--fp4-format") if arguments.has(name)]
-    gathers = [name for name in ("--fp8-param-gather", "--fp4-param-gather") if arguments.has(name)]
-    if len(forms) > 1:
-        arguments.refuse(", ".join(forms), "ValueError: cannot be used simultaneously", "keep one")
-    divides = arguments["--use-distributed-optimizer"] or arguments["--use-megatron-fsdp"]
-    if gathers and not divides and not arguments["--use-torch-fsdp2"]:
-        why = f"AssertionError: {gathers[0]} only supported with distributed optimizer, torch fsdp2, megatron fsdp"
-        arguments.refuse(gathers[0], why, "add --use-distributed-optimizer")
-    if not forms:
-        if "--fp4-param-gather" in gathers:
-            why = "ValueError: --fp4-param-gather must be used together with --fp4-format"
-            arguments.refuse("--fp4-param-gather", why, "--without fp4-param-gather plans the rest")
-        for name in ("--fp8-recipe", "--fp8-param-gather"):
-            arguments.tell(name, "ignored", "without --fp8-format no effect")
-        return
-    for name in [name for name in arguments.values if name.startswith(("--fp8-", "--fp4-")) and name not in gathers]:
-        if name not in forms:
-            arguments.tell(name, "lacking", f"a detail of {forms[0]}")
-    why = f"{forms[0].split('-')[2]}: saved inputs of linear maps, gathers and products of fewer bits are not modelled"
-    arguments.refuse(", ".join((*forms, *gathers)), why, f"--without {forms[0].lstrip('-')} plans bf16", by="zerosim")

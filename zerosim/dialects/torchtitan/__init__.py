@@ -15,6 +15,7 @@ from zerosim.dialects.torchtitan.keys import OLD, TABLE
 from zerosim.dialects.torchtitan.mesh import BY, Setup, experts, mesh
 from zerosim.dialects.torchtitan.models import BALANCED, FLAVORS, FLEX, MASKED, sizes_of
 from zerosim.dialects.torchtitan.pipeline import batch, pipeline
+from zerosim.dialects.torchtitan.quantize import quantized
 from zerosim.dialects.torchtitan.training import compiler, optimizer, recompute, schedule
 from zerosim.errors import did_you_mean
 
@@ -44,6 +45,7 @@ def read(document: Document, context: Context) -> Reading:
     schedule(setup)
     recompute(setup)
     compiler(setup)
+    quantized(setup)
     _others(setup)
     notes.walk_rows()
     return notes.reading(READER)
@@ -144,20 +146,9 @@ def _precision(setup: Setup) -> None:
 
 
 def _others(setup: Setup) -> None:
-    """Tell of attention, quantisation and fault tolerance."""
+    """Tell of attention and fault tolerance."""
     notes, keys = setup.notes, setup.keys
     notes.usually("torchtitan's attention: PyTorch's SDPA or FlexAttention", attention="flash")
-    converters = keys["model.converters"]
-    quantized = [name for name in notes.document.keys if name.startswith("quantize.") and name in notes.rows]
-    for name in quantized:
-        if not converters:
-            notes.tell(name, "ignored", "model.converters names no converter, so nothing is quantised")
-        else:
-            notes.tell(name, "lacking", f"with model.converters {converters}")
-    if converters:
-        notes.lacks("model.converters", f"{', '.join(converters)}: 8-bit linear maps")
-    else:
-        notes.tell("model.converters", "understood", "none")
     if keys["fault_tolerance.enable"]:
         notes.lacks("fault_tolerance.enable", "torchft's replicas")
     for name in notes.document.keys:

@@ -64,8 +64,9 @@ TABLE: tuple[Row, ...] = (
     Row("model.name", text, "llama3", "the family; with the flavor it names sizes in Python tables", "--model",
         changes="all", myth="the file holds the model's sizes; they are in torchtitan's code"),
     Row("model.flavor", text, "debugmodel", "the row of the family's table, such as 8B", "--model", changes="all"),
-    Row("model.converters", texts, [], "switches on [quantize]; without it those sections do nothing",
-        says="missing", changes="traffic seconds", myth="[quantize.linear.float8] alone trains in float8"),
+    Row("model.converters", texts, [], "quantize.linear.float8 or quantize.linear.mx, older float8 or mx: switches on "
+        "[quantize]; without it those sections do nothing", "--fp8", changes="traffic seconds",
+        myth="[quantize.linear.float8] alone trains in float8"),
     Row("optimizer.name", word("AdamW", "Adam"), "AdamW", "the optimizer", "--optimizer", changes="none"),
     Row("optimizer.lr", number(0), 8e-4, "the learning rate", "--lr", changes="none", option="lr"),
     Row("optimizer.beta1", number(0, 1), 0.9, "the first moment's rate", "--betas", changes="none"),
@@ -161,12 +162,26 @@ TABLE: tuple[Row, ...] = (
         "--kernels, --loss", changes="bytes seconds", myth="[\"loss\"] compiles the model"),
     Row("compile.backend", text, "inductor", "TorchDynamo's backend; others than inductor fuse nothing",
         "--kernels eager", changes="bytes seconds"),
-    Row("quantize.linear.float8.enable_fsdp_float8_all_gather quantize.linear.float8.recipe_name "
-        "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp quantize.linear.float8.filter_fqns "
-        "quantize.linear.float8.emulate quantize.linear.mx.mxfp8_dim1_cast_kernel_choice "
-        "quantize.linear.mx.recipe_name quantize.linear.mx.filter_fqns quantize.grouped_mm.float8.fqns "
-        "quantize.grouped_mm.mx.recipe_name quantize.grouped_mm.mx.fqns",
-        anything, None, "8-bit linear maps, with model.converters", says="missing", changes="traffic seconds"),
+    Row("quantize.linear.float8.recipe_name", anything, None, "torchao's recipe: tensorwise, rowwise or "
+        "rowwise_with_gw_hp; tensorwise without it", "--fp8 tensorwise or rowwise, --fp8-exact-wgrad",
+        changes="traffic seconds"),
+    Row("quantize.linear.float8.filter_fqns", texts, [], "parts of names; maps with one of them stay in 16 bits",
+        "--fp8-exact-first, --fp8-exact-last for whole blocks", changes="traffic seconds"),
+    Row("quantize.linear.float8.enable_fsdp_float8_all_gather", flag, False, "FSDP gathers weights in 8 bits",
+        says="missing", changes="traffic seconds"),
+    Row("quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp", flag, False,
+        "one all-reduce for all scales of those gathers", says="missing", changes="traffic seconds"),
+    Row("quantize.linear.float8.emulate", flag, False, "the same values without 8-bit products, for tests",
+        says="missing", changes="traffic seconds"),
+    Row("quantize.linear.mx.recipe_name", text, "mxfp8_cublas", "mxfp8_cublas, mxfp8_cublas_rceil or mxfp8_emulated",
+        "--fp8 mxfp8 --fp8-library torchao, --mx-rounding", changes="traffic seconds"),
+    Row("quantize.linear.mx.filter_fqns", texts, ["output"], "parts of names; maps with one of them stay in 16 bits",
+        "--fp8-exact-first, --fp8-exact-last for whole blocks", changes="traffic seconds"),
+    Row("quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", anything, "triton", "whose kernel casts",
+        says="ignored", changes="traffic seconds"),
+    Row("quantize.grouped_mm.float8.fqns quantize.grouped_mm.mx.recipe_name quantize.grouped_mm.mx.fqns",
+        anything, None, "experts' maps in 8 bits, with their own converters", says="missing",
+        changes="traffic seconds"),
     Row("fault_tolerance.enable", flag, False, "torchft's replicas, which come and go", says="missing",
         changes="traffic"),
     Row("fault_tolerance.process_group fault_tolerance.process_group_timeout_ms fault_tolerance.replica_id "

@@ -139,6 +139,8 @@ def half_of(notes: Notes, by: str) -> str | None:
     if bf16 and fp16:
         notes.refuse("fp16", by, "ValueError: At most one of fp16 and bf16 can be True, but not both", "leave one out")
     asked = str(notes.context.flag("precision")).removesuffix("-pure")
+    if not fp16 and "fp8" in notes.rows and value(notes, "fp8", by, False):  # accelerate's autocast beside fp8
+        return "bf16"
     return "bf16" if bf16 else "fp16" if fp16 else asked if asked in HALVES else None
 
 

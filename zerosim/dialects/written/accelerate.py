@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerosim.config.run import RunConfig
+from zerosim.dialects.fp8 import recipe_of
 from zerosim.errors import InputError
 
 _DEEPSPEED = ("deepspeed", "hf-deepspeed")
@@ -32,11 +33,16 @@ def written(config: RunConfig) -> str:
         sections["deepspeed_config"] = _deepspeed(config)
     if sizes := _sizes(config, kind):
         sections["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    if products := _eight_bits(config):
+        sections["fp8_config"] = products
+        if products["backend"] == "AO" and kind == "FSDP":  # accelerate refuses torchao beside it
+            sections["fsdp_config"] = {**sections["fsdp_config"], "fsdp_cpu_ram_efficient_loading": False}
     if config.clock.kernels == "compiled":
         sections["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     node, ranks = config.mesh.ranks_per_node, config.mesh.ranks
     machines = ranks // node if node and node < ranks and ranks % node == 0 else 1
-    top = {"compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "mixed_precision": _precision(config),
+    precision = "fp8" if products else _precision(config)
+    top = {"compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "mixed_precision": precision,
            "num_machines": machines, "num_processes": ranks}  # fmt: skip
     lines = [f"{key}: {_shown(value)}" for key, value in top.items()]
     for name, section in sections.items():
@@ -47,6 +53,8 @@ def written(config: RunConfig) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
     return f"'{value}'" if value in ("no", "NO") else str(value)
 
 
@@ -62,6 +70,23 @@ def _kind(config: RunConfig) -> str:
 def _precision(config: RunConfig) -> str:
     casts, stored = config.tuning.autocast, config.precision.param_dtype
     return casts if casts in _HALVES else stored if stored in _HALVES else "no"
+
+
+def _eight_bits(config: RunConfig) -> dict[str, Any]:
+    """Return fp8_config of the products that accelerate has: torchao's tensorwise ones, Transformer Engine's delayed
+    scaling and its MXFP8."""
+    fp8 = config.fp8
+    if _precision(config) != "bf16":  # accelerate's fp8 computes the rest in bf16
+        return {}
+    if recipe_of(fp8) == "tensorwise":
+        return {"backend": "AO", "enable_fsdp_float8_all_gather": False}
+    if fp8.library != "te" or fp8.kind not in ("delayed", "mxfp8"):
+        return {}
+    keys: dict[str, Any] = {"backend": "TE", "fp8_format": fp8.form.upper()}
+    if fp8.kind == "mxfp8":
+        return {**keys, "use_mxfp8_block_scaling": True}
+    keys |= {"margin": fp8.margin, "amax_history_len": fp8.amax_history, "amax_compute_algo": fp8.amax_algo}
+    return {**keys, "override_linear_precision": [False, False, True]} if fp8.exact_wgrad else keys
 
 
 def _version(config: RunConfig) -> int:

@@ -21,6 +21,7 @@ _OPTIMIZERS = {
     "rmsprop": "RMSprop",
     "sgd": "SGD",
 }
+_CONVERTS = {"torchao": "torchao", "te": "Transformer Engine", "deepseek": "DeepGEMM"}
 _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
@@ -81,6 +82,7 @@ def _top(config: RunConfig) -> list[str]:
     return [
         f"# Plain PyTorch on {config.value('ranks')} ranks, {whole}, for torchrun.",
         f"# A trial on a CPU: TINY=1 {trial} torchrun --nproc-per-node {2 ** len(used)} THIS",
+        *_eight_bits(config),
         *imports,
         *transformers(config),
         "",
@@ -97,6 +99,14 @@ def _top(config: RunConfig) -> list[str]:
         f"mesh = init_device_mesh(device, ({', '.join(used)}{comma}), mesh_dim_names=({names}{comma}))",
         "",
     ]
+
+
+def _eight_bits(config: RunConfig) -> list[str]:
+    """Return a line about 8-bit products, which plain PyTorch has no module for."""
+    fp8 = config.fp8
+    if not fp8.is_on:
+        return []
+    return [f"# --fp8 {fp8.kind}: not in this script. {_CONVERTS[fp8.library]} would convert the blocks."]
 
 
 def _quoted(text: str) -> str:

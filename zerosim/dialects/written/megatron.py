@@ -26,6 +26,7 @@ def written(config: RunConfig) -> str:
         "BATCH_ARGS": _batch(config),
         "PARALLEL_ARGS": _parallel(config),
         "MEMORY_ARGS": _memory(config),
+        "FP8_ARGS": _eight_bits(config),
     }
     mesh = config.mesh
     each = mesh.ranks_per_node if 0 < mesh.ranks_per_node < mesh.ranks else mesh.ranks
@@ -246,4 +247,24 @@ def _memory(config: RunConfig) -> list[str]:
         ("no-gradient-accumulation-fusion", not fuses or (_is_fsdp(config) and _takes_torch(config))),
         ("cross-entropy-loss-fusion", memory.loss == "megatron-fused"),
         ("cuda-graph-impl", "local" if graphs else ""),
+    )
+
+
+def _eight_bits(config: RunConfig) -> list[str]:
+    """Return the arguments of Transformer Engine's products; none for another library's, which Megatron lacks."""
+    fp8, most = config.fp8, config.model.layers // config.mesh.pp
+    if not fp8.is_on or fp8.library != "te" or not config.parallel.transformer_engine:
+        return []
+    delays, ends = fp8.kind == "delayed", (fp8.exact_first, fp8.exact_last)
+    exact = any(ends) and max(ends) <= most and not delays  # delayed scaling refuses it
+    return arguments(
+        ("fp8-format", fp8.form),
+        ("fp8-recipe", fp8.kind),
+        ("fp8-margin", fp8.margin or None),
+        ("fp8-amax-history-len", fp8.amax_history if delays else None),
+        ("fp8-amax-compute-algo", fp8.amax_algo if delays else ""),
+        ("no-fp8-wgrad", fp8.exact_wgrad and delays),
+        ("first-last-layers-bf16", exact),
+        ("num-layers-at-start-in-bf16", str(ends[0]) if exact else ""),
+        ("num-layers-at-end-in-bf16", str(ends[1]) if exact else ""),
     )

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerosim.config import RunConfig
+from zerosim.dialects.fp8 import recipe_of
 from zerosim.dialects.torchtitan.models import flavor_of
+from zerosim.dialects.torchtitan.quantize import filters_of
 from zerosim.dialects.written import torchtitan_toml as toml
 from zerosim.errors import wrong
 
@@ -64,14 +66,29 @@ def written(config: RunConfig) -> str:
     registry = (
         {"moe_comm_backend": "deepep"} if config.value("ep") > 1 and config.value("dispatcher") == "deepep" else {}
     )
+    converter = _converter(config)
+    if converter:
+        imports["torchtitan.components.quantization"] = {"Float8LinearConverter"}
     head = [f"# {config.value('ranks')} ranks, torchtitan 0.3: a function for --config, in a module for --module."]
     if of_optimizer == {"default_adamw"} and "replace(" in optimizers:
         head.append("from dataclasses import replace\n")
+    if config.fp8.is_on and not converter:
+        head.append(f"# --fp8 {config.fp8.kind} of {config.fp8.library}: torchtitan 0.3 has no converter for it.")
     head += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items())]
-    spec = f"    spec = model_registry({', '.join([_shown(flavor), *_keywords(registry)])})"
+    spec = f"    spec = model_registry({', '.join([_shown(flavor), *_keywords(registry), *converter])})"
     body = [f"        {name}={value}," for name, value in lines.items()]
     page = [*head, "", "", "def planned() -> Trainer.Config:", spec, "    return Trainer.Config(", *body, "    )", ""]
     return "\n".join(page)
+
+
+def _converter(config: RunConfig) -> list[str]:
+    """Return the keyword that converts linear maps to 8 bits. 0.3 has torchao's rowwise recipes, not tensorwise."""
+    recipe = recipe_of(config.fp8)
+    if recipe not in ("rowwise", "rowwise_with_gw_hp"):
+        return []
+    keys = {"recipe_name": recipe, "filter_fqns": filters_of(config, "lm_head")}
+    keys |= {"model_compile_enabled": config.value("kernels") == "compiled"}
+    return [f"converters=[Float8LinearConverter.Config({', '.join(_keywords(keys))})]"]
 
 
 def _keywords(values: Mapping[str, Any]) -> list[str]:

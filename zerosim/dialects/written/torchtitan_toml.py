@@ -7,7 +7,9 @@ from math import prod
 from typing import Any
 
 from zerosim.config import RunConfig
+from zerosim.dialects.fp8 import recipe_of
 from zerosim.dialects.torchtitan.models import divided, flavor_of
+from zerosim.dialects.torchtitan.quantize import FLOAT8, MX, ROUNDINGS, filters_of
 from zerosim.errors import wrong
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
@@ -29,13 +31,14 @@ def written(config: RunConfig) -> str:
     check(config)
     flavor = flavor_of(config)
     sections = {
-        "model": {} if flavor is None else {"name": flavor[0], "flavor": flavor[1]},
+        "model": ({} if flavor is None else {"name": flavor[0], "flavor": flavor[1]}) | converters(config),
         "optimizer": optimizer(config),
         "lr_scheduler": schedule(config),
         "training": _training(config),
         "parallelism": {name: one for name, one in parallelism(config).items() if one != DEFAULTS.get(name)},
         "activation_checkpoint": _recompute(config),
         "compile": compiled(config),
+        **quantized(config),
     }
     return "\n".join(
         f"[{name}]\n" + "".join(f"{key} = {shown(value)}\n" for key, value in keys.items())
@@ -186,6 +189,24 @@ def compiled(config: RunConfig) -> dict[str, Any]:
     """Return the keys of compile: the blocks by the kernels, the loss if it has no fp32 copy."""
     parts = ["model"] * (config.value("kernels") == "compiled") + ["loss"] * (config.value("loss") == "lean")
     return {} if not parts else {"enable": True} | ({"components": parts} if len(parts) == 1 else {})
+
+
+def converters(config: RunConfig) -> dict[str, list[str]]:
+    """Return the key that switches 8-bit products on."""
+    sections = list(quantized(config))
+    return {"converters": sections} if sections else {}
+
+
+def quantized(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the section of torchao's products; none for another library's, which torchtitan lacks."""
+    fp8, filters = config.fp8, filters_of(config)
+    if recipe := recipe_of(fp8):
+        return {FLOAT8: {"recipe_name": recipe, "filter_fqns": filters}}
+    names = {rounding: name for name, rounding in ROUNDINGS.items() if name != "mxfp8_emulated"}
+    is_cut = config.value("tp") > 1 and config.value("kernels") == "compiled"  # torchtitan refuses it
+    if fp8.kind != "mxfp8" or fp8.library != "torchao" or fp8.exact_wgrad or is_cut:
+        return {}
+    return {MX: {"recipe_name": names.get(fp8.rounding, names["floor"]), "filter_fqns": filters}}
 
 
 def shown(value: Any) -> str:
