@@ -65,7 +65,7 @@ class Seen:
         return Seen(history, factor)
 
     def roll(self, device: Device, casting: Casting, how: History, share: Callable[[Buffer], None] | None) -> None:
-        """In the first use of a step, take the factor from the steps before, of all ranks with which to `share` it."""
+        """Take the factor from the steps before, in the first use of a step, of all ranks with which to `share` it."""
         if device.where.step == self.step:
             return
         self.step = device.where.step

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import gathers_params
 from zerosim.functional.fp8_recipes import History, Products, deepseek, torchao, transformer_engine
 from zerosim.nn.halves import is_matrix_of_map
 from zerosim.parallel.fp8_stored import coded_shards
@@ -65,5 +66,5 @@ def _of_library(config: RunConfig) -> Products:
     if fp8.library == "deepseek":
         return deepseek()
     history = History(fp8.amax_history, fp8.amax_algo)
-    caches = config.parallel.zero_stage < 3
+    caches = not gathers_params(config.parallel)
     return transformer_engine(fp8.kind, fp8.form, history, fp8.margin, exact_wgrad=fp8.exact_wgrad, caches=caches)

@@ -15,6 +15,7 @@ from zerosim.analysis.shares import itemsizes
 from zerosim.analysis.weights import numels_of
 from zerosim.analysis.zero_gathers import kept_for_next
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import gathers_params
 from zerosim.functional.fp8_recipes import Products
 from zerosim.parallel.fp8 import exact_blocks, has_codes, is_in_8_bits, products_of
 from zerosim.placement.spec import WeightSpec, is_block, number_of
@@ -55,7 +56,7 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     """Yield what Transformer Engine keeps from step to step, which is on the device."""
     products = products_of(config) if config.fp8.is_on else None
     if products is not None and products.stores_codes:
-        divided = config.parallel.zero_stage == 3
+        divided = gathers_params(config.parallel)
         casts = divided and config.gathering.cast_shards
         how = {"divided": divided, "shards": not casts, "copies": products.caches}
         yield Beside("param", formulas.stored_codes(itemsizes(config)[0], **how), memory="")

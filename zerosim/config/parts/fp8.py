@@ -32,8 +32,8 @@ class Fp8Config(Part):
     group = "precision"
 
     kind: str = option(
-        "none", "products of the blocks' linear maps in 8 bits, by what numbers share a scale: a tensor with the amax "
-        "of former steps (delayed) or its own, a row, blocks of 128, or 32 in a row (mxfp8)", flat="fp8",
+        "none", "linear maps of blocks multiply in 8 bits; SCALING says which numbers share a scale: "
+        "delayed, tensorwise, rowwise, blockwise or mxfp8", flat="fp8",
         choices=("none", *SCALINGS), metavar="none|SCALING", words="fp8_recipe",
     )  # fmt: skip
     made_by: str | None = option(
