@@ -19,6 +19,18 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
+def float8_amax(x: torch.Tensor) -> torch.Tensor:
+    """torchao 0.18.0, float8/float8_utils.py: tensor_to_amax, then amax_to_scale, in fp64."""
+    amax = torch.max(torch.abs(x)).to(torch.float64)
+    return (torch.finfo(torch.float8_e4m3fn).max / torch.clamp(amax, min=1e-12)).to(torch.float32)
+
+
+def float8_cast(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """torchao 0.18.0, float8/float8_training_tensor.py: the cast, and to_fp8_saturated."""
+    most = torch.finfo(torch.float8_e4m3fn).max
+    return (x.to(torch.float32) * scale).clamp(min=-most, max=most).to(torch.float8_e4m3fn)
+
+
 def rotary(q: torch.Tensor, k: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """torchtitan 0199cbc, models/llama/model.py, apply_rotary_emb: complex numbers in fp32. Shapes: q (B, T, H, E), k
     (B, T, K, E), table (T, E/2)."""

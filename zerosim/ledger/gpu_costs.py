@@ -2,7 +2,7 @@
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the measured share of the peak of
 a product of its direction and size, or of an attention kernel of that implementation, head width, length and number of
-heads. Experts' products are one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and
+heads. A product in 8 bits reaches a share of the peak of 8 bits. Experts' products are one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and
 a share of the bandwidth. An operator that the framework runs as several kernels moves more bytes and has as many
 launches (`config/presets/operators.py`).
 
@@ -29,7 +29,8 @@ from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
 from zerosim.device.copies import CONTROL
 from zerosim.device.events import Copy, Kernel, Launch
-from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL
+from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL, OF_LINEAR
+from zerosim.errors import wrong
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
 from zerosim.ledger.experts import relayed_seconds, relays, shares_of
@@ -50,6 +51,8 @@ class GpuCosts:
     """One GPU's tables, and a framework's kernels on it."""
 
     def __init__(self, tables: KernelTables, cluster: Cluster, config: RunConfig) -> None:
+        if config.fp8.is_on and not cluster.fp8_flops:
+            raise wrong("fp8", f" {config.fp8.kind!r}: {cluster.name} has no units that multiply in 8 bits")
         self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
         self.sharers = min(config.mesh.ranks, cluster.node_gpus)  # ranks of a node
         self.contention = CONTENTION * cluster.contention
@@ -94,6 +97,10 @@ class GpuCosts:
     def _arithmetic(self, kernel: Kernel) -> float:
         if kernel.engine != MATMUL or not kernel.flops:
             return 0.0
+        narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
+        if (plain := OF_LINEAR.get(kernel.name)) is not None:
+            reached = self.tables.eight_bits.get(kernel.name, self.tables.products[plain])
+            return reached.seconds(kernel.flops / self.cluster.fp8_flops) / narrow
         at_peak = kernel.flops / self.cluster.peak_flops
         if kernel.name in _FLASH and kernel.shape:
             if len(kernel.shape) == 5:
@@ -103,7 +110,6 @@ class GpuCosts:
             return flops / self.cluster.peak_flops / self._flash_share(kernel)
         if kernel.name in self.tables.grouped:
             return self._grouped(kernel, at_peak)
-        narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
         return self.tables.products.get(kernel.name, self.tables.products[LINEAR]).seconds(at_peak) / narrow
 
     def _grouped(self, kernel: Kernel, at_peak: float) -> float:

@@ -32,6 +32,7 @@ BEST: Mapping[str, Published] = MappingProxyType(
 """By generation."""
 
 
-def best_published(gpu: str) -> Published | None:
-    """Return a device's figure by its name; None if nothing is known."""
-    return next((BEST[word] for word in gpu.split("-") if word in BEST), None)
+def best_published(gpu: str, *, in_8_bits: bool = False) -> Published | None:
+    """Return a device's figure by its name; None if nothing is known. MFU of products in 8 bits is a share of the peak
+    of 16 bits too, and may be twice as high: nothing is known of it."""
+    return None if in_8_bits else next((BEST[word] for word in gpu.split("-") if word in BEST), None)
