@@ -109,8 +109,8 @@ def tables() -> dict[str, str]:
             "assumed: each expert's product loses to one alone what a B200's does; permutation as on a B200 "
             "beside other kernels that move bytes",
             of_h100,
-            "Transformer Engine and torchao, as many times as fast as bf16's on a warm device. Assumed: small ones gain "
-            "what they do on a B200 (XLA), scales of rows cost 5 % (pytorch#147971)",
+            "bf16's products, and their speedup on a warm device: Transformer Engine on an H200, blocks torchao. "
+            "Assumed: small products gain as on a B200 (XLA), scales of rows cost forward 5 % (pytorch#147971)",
             _eight_bits(own_h100, at_best, gains["H100, H200"]),
         ),
         "b200.toml": _text(
@@ -124,8 +124,8 @@ def tables() -> dict[str, str]:
             "SimuMax: 20 groups of Transformer Engine, by the size of one expert's product, smaller ones XLA's alone; "
             "permutation .5008 of 8,000 GB/s",
             of_b200,
-            "Transformer Engine on a B300, as many times as fast as bf16's, small ones XLA. Assumed: scales of rows cost "
-            "what an H100's do, and blocks of 128 are MXFP8's, by which Transformer Engine computes them",
+            "bf16's products, and their speedup: Transformer Engine on a B300, small ones XLA. Assumed: scales of rows "
+            "cost as on an H100, and blocks of 128 are as fast as MXFP8, with which Transformer Engine computes them",
             _eight_bits(plain, at_best, gains["B200"]),
         ),
     }  # fmt: skip
@@ -224,17 +224,15 @@ def _like_b200(
 
 
 def _gains(in_16: list[Product], in_8: list[Product]) -> Points:
-    """By microseconds at the peak of 16 bits: as many times as fast are the same products in 8 bits. Harmonic means
-    within a factor of 2; beyond the last the gain stays."""
-    peaks = 2.0  # a share of twice the peak
-    faster = [
-        one._replace(share=peaks * eight.share / one.share) for one, eight in zip(in_16, in_8, strict=True)
-    ]
+    """By microseconds at the peak of 16 bits: the speedup of the same products in 8. Harmonic means within a factor
+    of 2; beyond the last the speedup stays."""
+    pairs = zip(in_16, in_8, strict=True)
+    faster = [one._replace(share=2 * eight.share / one.share) for one, eight in pairs]  # the peak of 8 bits is twice
     return _curve(faster, "linear", 1)
 
 
 def _by_form(table: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """By generation and form: as many times as fast are large products of each kind on a warm device."""
+    """By generation and form: the speedup of large products of each kind on a warm device."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for generation, form, kind, _, in_16, in_8, _ in table["rows"]:
         found.setdefault(generation, {}).setdefault(form, {}).setdefault(kind, []).append(in_16 / in_8)
@@ -243,7 +241,8 @@ def _by_form(table: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]
         for of, forms in found.items()
     }
     for forms in gains.values():
-        forms["fp8_rows"] = {kind: gain * table["rows_of_tensorwise"] for kind, gain in forms["fp8"].items()}
+        # torchao's gradients are tensorwise products, and kernels that multiply them by scales (ledger/gpu_costs.py)
+        forms["fp8_rows"] = {**forms["fp8"], "linear": forms["fp8"]["linear"] * table["rows_of_tensorwise"]}
     blocks = gains["H100, H200"]["fp8_blocks"]
     blocks["linear_dgrad"] = blocks["linear"]  # the same kernel
     gains["B200"]["fp8_blocks"] = gains["B200"]["mxfp8"]
@@ -448,7 +447,7 @@ def _text(
             yield f"{kind} = {_row(points)}"
         yield f"permute = {moved.permuted:.3f}  # the share of the bandwidth of kernels that sort rows"
         if eight_bits:
-            yield "\n[eight_bits]  # microseconds at the peak of 8 bits, and the share of that, by what numbers share a scale"
+            yield "\n[eight_bits]  # microseconds at the peak of 8 bits, and the share of that; by what shares a scale"
             yield f'source = "{eight_bits_source}"'
             for form, kinds in eight_bits.items():
                 yield f"\n[eight_bits.{form}]"

@@ -163,7 +163,7 @@ class Devices:
         cluster, time = self.cluster, tried.time
         best = None
         if cluster is not None and cluster.machine is None:
-            best = best_published(cluster.name, in_8_bits=tried.config.fp8.is_on)
+            best = best_published(cluster.name, tried.config.fp8)
         if cluster is None or time is None or best is None:
             return 0.0
         most = best.mfu * tried.config.mesh.ranks * cluster.peak_flops

@@ -103,7 +103,7 @@ def planned_config(
     """
     config = _unresolved(args, any_ranks, scenario)
     if (device := device_of(args)) is not None:
-        check_formats(device, config.fp8.kind)
+        check_formats(device, config.fp8)
     return resolved(args, config)
 
 

@@ -2,9 +2,10 @@
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the measured share of the peak of
 a product of its direction and size, or of an attention kernel of that implementation, head width, length and number of
-heads. A product in 8 bits reaches a share of the peak of 8 bits. Experts' products are one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and
-a share of the bandwidth. An operator that the framework runs as several kernels moves more bytes and has as many
-launches (`config/presets/operators.py`).
+heads. A product in 8 bits reaches a share of the peak of 8 bits, by what numbers share a scale. Experts' products are
+one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and a share of the bandwidth. An
+operator that the framework runs as several kernels moves more bytes and has as many launches
+(`config/presets/operators.py`).
 
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
 PyTorch (pytorch/pytorch#41383; the most is taken), 27 to 34 for one that Python wraps (pytorch/helion#3629, the least
@@ -24,13 +25,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.fp8 import check_units
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
 from zerosim.device.copies import CONTROL
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL, OF_LINEAR
-from zerosim.errors import wrong
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
 from zerosim.ledger.experts import relayed_seconds, relays, shares_of
@@ -44,6 +45,9 @@ CONTENTION = 0.15 / 0.85
 _LOSSES = ("cross_entropy", "cross_entropy_shares", "cross_entropy_backward")
 _FLASH = {"flash_attention": 2, "flash_attention_backward": 5}  # products
 _PERMUTES = ("take_rows", "sum_rows")
+_RESCALED = ("linear_dgrad_fp8_rows", "linear_wgrad_fp8_rows")
+"""torchao computes these without the rows' scales, and another kernel multiplies the result by them (pytorch/ao#1325):
+the product that takes scales of rows is slow if it adds in fp32, as gradients' do."""
 _TILE = 128
 
 
@@ -51,8 +55,7 @@ class GpuCosts:
     """One GPU's tables, and a framework's kernels on it."""
 
     def __init__(self, tables: KernelTables, cluster: Cluster, config: RunConfig) -> None:
-        if config.fp8.is_on and not cluster.fp8_flops:
-            raise wrong("fp8", f" {config.fp8.kind!r}: {cluster.name} has no units that multiply in 8 bits")
+        check_units(config.fp8, cluster.name, cluster.fp8_flops, has_mxfp8=True)
         self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
         self.sharers = min(config.mesh.ranks, cluster.node_gpus)  # ranks of a node
         self.contention = CONTENTION * cluster.contention
@@ -69,10 +72,11 @@ class GpuCosts:
     def kernel(self, kernel: Kernel) -> float:
         if kernel.place != DEVICE:
             return cpu_seconds(kernel, self.cluster, self.sharers)
-        return max(self._arithmetic(kernel), self._traffic(kernel))
+        rescaled = self._moving(2 * kernel.bytes_written, 1) if kernel.name in _RESCALED else 0.0
+        return max(self._arithmetic(kernel), self._traffic(kernel)) + rescaled
 
     def launch(self, kernel: Kernel) -> float:
-        launches = self.operators[kernel.name].launches
+        launches = self.operators[kernel.name].launches + (kernel.name in _RESCALED)
         if self.kernels == "fused" and kernel.name in self.tables.grouped:
             return max(WRAPPED, kernel.shape[-1] * DRIVER) * self.cluster.host
         each = COMPILED if self.kernels == "compiled" else LAUNCH
@@ -133,10 +137,14 @@ class GpuCosts:
         operator = self.operators[kernel.name]
         if self.relays and kernel.name in _PERMUTES:
             return 0.0
-        at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
         share = self.tables.moved
         if kernel.name in _LOSSES:
             share = self.tables.cross_entropy
         elif kernel.name in _PERMUTES:
             share = self.tables.permuted
-        return at_peak / share + (operator.launches * self.tables.latency_s if at_peak else 0.0)
+        return self._moving((kernel.bytes_read + kernel.bytes_written) * operator.traffic, operator.launches, share)
+
+    def _moving(self, nbytes: float, launches: int, share: float | None = None) -> float:
+        """Return the seconds of so many kernels that move these bytes together, at a share of the bandwidth."""
+        late = launches * self.tables.latency_s if nbytes else 0.0
+        return nbytes / self.cluster.hbm / (share or self.tables.moved) + late

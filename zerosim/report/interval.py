@@ -90,7 +90,7 @@ def trust(cluster: Cluster, *found: Interval[StepClass] | None) -> str:
 
 def implausible(config: RunConfig, mfu: float, cluster: Cluster) -> str | None:
     """Return a warning if no publication reached as much; None for a measured machine."""
-    best = None if cluster.machine is not None else best_published(cluster.name, in_8_bits=config.fp8.is_on)
+    best = None if cluster.machine is not None else best_published(cluster.name, config.fp8)
     if best is None or mfu <= best.mfu:
         return None
     return (

@@ -29,7 +29,8 @@ _OF_A_LINE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Links):
-    """Devices of one kind, with their peaks (`fp8_flops`: of 8-bit units, 0 if they have none), and the links between nodes of them.
+    """Devices of one kind, with their peaks (`fp8_flops`: of 8-bit units, 0 if they have none), and the links between
+    nodes of them.
 
     `measured`: kernel times, of one GPU's tables or of a measured machine. `borrowed`: they are another GPU's.
     `collectives`: times of collectives inside a node; None if NCCL's formula gives them. `flash_kernel`: the

@@ -18,11 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.config.inputs import read_toml
+from zerosim.config.parts.fp8 import Fp8Config, check_units
 from zerosim.config.presets.collective_tables import CollectiveTables, read_collectives
 from zerosim.config.presets.kernel_tables import FLASH_KERNELS, KernelTables, packaged_tables, read_tables
 from zerosim.config.presets.machine_file import Machine, read_machine
 from zerosim.config.presets.outside import HELD, Outside, OutsideMemory, communicators
-from zerosim.errors import InputError, did_you_mean, wrong
+from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes
 
@@ -60,9 +61,9 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device. `peak_flops` is dense 16-bit, and the peak that MFU is a share of, in whatever format a run multiplies;
-    `fp8_flops` is dense 8-bit, 0 without 8-bit units, which have MXFP8's scales if `has_mxfp8`. `link_bytes_per_s` is one direction of all its links to peers, 0 if it
-    has none, `pair_bytes_per_s` of a bridge to one neighbour.
+    """One device. `peak_flops` is dense 16-bit. MFU is a share of it, also of a run that multiplies in 8 bits.
+    `fp8_flops` is dense 8-bit, 0 without 8-bit units; `has_mxfp8`: these take MXFP8's scales. `link_bytes_per_s` is one
+    direction of all its links to peers, 0 if it has none, `pair_bytes_per_s` of a bridge to one neighbour.
 
     `formats`: the 16-bit formats of its tensor cores; `held`: what it holds outside of a program, None if unknown;
     `flash`: FlashAttention runs on it, None if unknown, and `flash_kernel` which, '' for a recipe's; `links`: the
@@ -128,9 +129,9 @@ KEYS = (*NEEDED, *_SPEEDS, "nic_share", "node_gpus", "formats", "fp8_flops", "mx
 """The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second, without `link_bytes_per_s`
 no links. `nic_share` of the NICs' bandwidth is what collectives get. `cpu_bytes_per_s` is for all CPUs of a node, which
 update offloaded states (`zerosim calibrate` measures it). `fp8_flops` is the dense peak of its 8-bit units, without
-which it has none, and `mxfp8` whether they take a scale for 32 numbers. `flash_kernel` names the FlashAttention kernel that it runs,
-or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose shares of the peaks it uses) and
-[collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
+which it has none, and `mxfp8` whether they take a scale for 32 numbers. `flash_kernel` names the FlashAttention kernel
+that it runs, or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose shares of the peaks it
+uses) and [collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
 
 
 def packaged(file: str) -> dict[str, Any]:
@@ -171,19 +172,11 @@ def nics_carry(gigabits: int) -> float:
     return gigabits * 120_000_000
 
 
-def check_formats(device: Hardware, kind: str) -> None:
-    """Check that a device multiplies as --fp8 says; a measured machine always does. Raises: InputError with the right
-    choice."""
-    if kind == "none" or device.machine is not None:
-        return
-    if not device.fp8_flops:
-        own = ", or give fp8_flops in its TOML file" if device.tables == ("", "") else ""
-        raise wrong(
-            "fp8", f" {kind!r}: {device.name} has no units that multiply in 8 bits; choose h100-80 or leave fp8 out{own}"
-        )
-    if kind == "mxfp8" and not device.has_mxfp8:
-        choices = "tensorwise, rowwise or blockwise"
-        raise wrong("fp8", f" 'mxfp8': {device.name} has no scales for 32 numbers; choose {choices}, or b200")
+def check_formats(device: Hardware, fp8: Fp8Config) -> None:
+    """Check that a device multiplies as --fp8 says; a measured machine always does. Raises: InputError."""
+    if device.machine is None:
+        hint = ", or give fp8_flops in its TOML file" if device.tables == ("", "") else ""
+        check_units(fp8, device.name, device.fp8_flops, has_mxfp8=device.has_mxfp8, hint=hint)
 
 
 def find_hardware(name_or_path: str) -> Hardware:

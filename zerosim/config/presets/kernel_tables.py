@@ -96,8 +96,8 @@ class Flash:
 
 @dataclass(frozen=True, slots=True)
 class KernelTables:
-    """One GPU's tables. `products` by kernel, `grouped` and `eight_bits` too; `attention` by implementation and head width; `sources` by
-    part."""
+    """One GPU's tables. `products` by kernel, `grouped` and `eight_bits` too; `attention` by implementation and
+    head width; `sources` by part."""
 
     gpu: str
     products: Mapping[str, Reached]
