@@ -16,7 +16,7 @@ from zerosim.analysis.expect import read_expectations
 from zerosim.analysis.interval import FEWEST, Measured, coverage, interval, overlaps
 from zerosim.analysis.step_interval import MeasuredStep, StepClass, read_steps, step_class
 from zerosim.cli.main import main
-from zerosim.config import plan_config
+from zerosim.config import RunConfig, plan_config
 from zerosim.config.files import read_scenario_file
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware, presets

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
 
 from zerosim import functional as Z
 from zerosim.backends.kernels import AdamStep
@@ -186,6 +188,29 @@ def test_casts_to_8_bits() -> None:
     events = record.of(lambda: cast(record.device, record.buffer(T, D).array, [Wanted(casting)]))[1]
     for seen, name in ((amax, "fp8_amax"), (codes, "fp8_cast")):
         assert EAGER[name] == row_of(seen.all, events, name)
+    with Launches() as rows:
+        frameworks.float8_rows(x)
+    casting = torchao("rowwise", "floor", exact_wgrad=False).forward.left
+    events = record.of(lambda: cast(record.device, record.buffer(T, D).array, [Wanted(casting)]))[1]
+    assert operators("eager", by_rows=True)["fp8_cast"] == row_of(rows.all, events, "fp8_cast")
+
+
+def test_a_compiled_map_finds_three_amaxes_of_five() -> None:
+    """Forward has those of x and of weight, which backward asks for again, and grad's is new."""
+    found = Counter[str]()
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.update(str(node.target).split(".")[1] for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph)
+
+    x, weight = bf16(64, 32), bf16(16, 32)
+    compiled = aot_function(
+        frameworks.Float8Linear.apply, compiler, compiler, partition_fn=min_cut_rematerialization_partition
+    )
+    compiled(x, weight).sum().backward()
+    assert found["max"] == 3
+    asked = 5
+    assert operators("compiled")["fp8_amax"] == Operator(1, found["max"] / asked)
 
 
 def test_what_no_framework_runs() -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerosim.config import RunConfig
-from zerosim.config.parts.fp8 import check_units
+from zerosim.config.parts.fp8 import casts_by_rows, check_units
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
@@ -62,7 +62,12 @@ class GpuCosts:
         self.chunks = config.mesh.tp if config.clock.tp_comm_overlap else 1
         self.side_stream = config.clock.overlap_comm
         self.graph = GRAPH * cluster.host if config.clock.cuda_graphs else 0.0
-        self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
+        self.operators = operators(
+            self.kernels,
+            loss=config.memory.loss,
+            foreach=config.optim.foreach,
+            by_rows=casts_by_rows(config.fp8),
+        )
         self.relays = relays(config)
         runs = None if "flash_kernel" in config.given else cluster.flash_kernel
         self.flash_kernel = tables.flash_kernel(runs or config.clock.flash_kernel)

@@ -123,6 +123,11 @@ def is_in_8_bits(fp8: Fp8Config) -> bool:
     return fp8.is_on
 
 
+def casts_by_rows(fp8: Fp8Config) -> bool:
+    """Return whether a row has a scale of its own, and in the transpose a column."""
+    return fp8.kind == "rowwise"
+
+
 def check_units(fp8: Fp8Config, device: str, peak: float, *, has_mxfp8: bool, hint: str = "") -> None:
     """Check that a device, whose 8-bit units have this peak, multiplies as asked. Raises: InputError with the right
     choice, and a `hint`."""
