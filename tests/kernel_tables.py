@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 TABLES = HERE.parent / "zerosim/config/presets/kernels"
 KINDS = ("linear", "linear_dgrad", "linear_wgrad")
+FORMS = ("fp8", "fp8_rows", "fp8_blocks", "mxfp8")
 GROUPED = ("grouped", "grouped_dgrad", "grouped_wgrad")
 Points = list[tuple[float, float]]
 SMS = {"A100": 108, "H100": 132}
@@ -54,7 +55,10 @@ def tables() -> dict[str, str]:
     small = _curve(cool_b200, "linear", 1)
     of_b200 = {kind: _joined(small, points) for kind, points in _grouped(measured["grouped"], "B200").items()}
     plain = {kind: _joined(small, _curve(b200, kind, 1024)) for kind in KINDS}
-    of_h100 = _like_b200(_h100(burst, _cube(cool), b200), of_b200, plain)
+    own_h100 = _h100(burst, _cube(cool), b200)
+    of_h100 = _like_b200(own_h100, of_b200, plain)
+    at_best = _gains(cool_b200, _products(measured["gemm_b200_xla_fp8"]))
+    gains = _by_form(measured["eight_bits"])
     return {
         "a100-pcie.toml": _text(
             "A100 PCIe 80GB",
@@ -94,7 +98,7 @@ def tables() -> dict[str, str]:
             "H100 SXM",
             "XLA: 375 products on a cool device. Assumed, for nobody printed any: those of more than 0.1 ms, and "
             "gradients, have the share of 4096^3 that a B200's have of its own (SimuMax)",
-            _h100(burst, _cube(cool), b200),
+            own_h100,
             [],
             "FlashAttention. Assumed: a causal backward of FA3 and cuDNN loses to one without a mask what its forward "
             "loses (FA2's does within 7 %); Triton's of 2022 loses to an A100's what FA1 does; few heads as on an "
@@ -105,6 +109,9 @@ def tables() -> dict[str, str]:
             "assumed: each expert's product loses to one alone what a B200's does; permutation as on a B200 "
             "beside other kernels that move bytes",
             of_h100,
+            "bf16's products, and their speedup on a warm device: Transformer Engine on an H200, blocks torchao. "
+            "Assumed: small products gain as on a B200 (XLA), scales of rows cost forward 5 % (pytorch#147971)",
+            _eight_bits(own_h100, at_best, gains["H100, H200"]),
         ),
         "b200.toml": _text(
             "B200",
@@ -117,6 +124,9 @@ def tables() -> dict[str, str]:
             "SimuMax: 20 groups of Transformer Engine, by the size of one expert's product, smaller ones XLA's alone; "
             "permutation .5008 of 8,000 GB/s",
             of_b200,
+            "bf16's products, and their speedup: Transformer Engine on a B300, small ones XLA. Assumed: scales of rows "
+            "cost as on an H100, and blocks of 128 are as fast as MXFP8, with which Transformer Engine computes them",
+            _eight_bits(plain, at_best, gains["B200"]),
         ),
     }  # fmt: skip
 
@@ -210,6 +220,46 @@ def _like_b200(
     return {
         kind: _rising([(us, share * min(1.0, _at(of, us) / _at(alone, us))) for us, share in points])
         for kind, ((_, points), of, alone) in zip(GROUPED, rows, strict=True)
+    }
+
+
+def _gains(in_16: list[Product], in_8: list[Product]) -> Points:
+    """By microseconds at the peak of 16 bits: the speedup of the same products in 8. Harmonic means within a factor
+    of 2; beyond the last the speedup stays."""
+    pairs = zip(in_16, in_8, strict=True)
+    faster = [one._replace(share=2 * eight.share / one.share) for one, eight in pairs]  # the peak of 8 bits is twice
+    return _curve(faster, "linear", 1)
+
+
+def _by_form(table: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    """By generation and form: the speedup of large products of each kind on a warm device."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for generation, form, kind, _, in_16, in_8, _ in table["rows"]:
+        found.setdefault(generation, {}).setdefault(form, {}).setdefault(kind, []).append(in_16 / in_8)
+    gains = {
+        of: {form: {kind: _harmonic(values) for kind, values in kinds.items()} for form, kinds in forms.items()}
+        for of, forms in found.items()
+    }
+    for forms in gains.values():
+        # torchao's gradients are tensorwise products, and kernels that multiply them by scales (ledger/gpu_costs.py)
+        forms["fp8_rows"] = {**forms["fp8"], "linear": forms["fp8"]["linear"] * table["rows_of_tensorwise"]}
+    blocks = gains["H100, H200"]["fp8_blocks"]
+    blocks["linear_dgrad"] = blocks["linear"]  # the same kernel
+    gains["B200"]["fp8_blocks"] = gains["B200"]["mxfp8"]
+    return gains
+
+
+def _eight_bits(
+    own: Mapping[str, Points], at_best: Points, gains: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, Points]]:
+    """By form and kind: by microseconds at the peak of 8 bits, which is twice that of 16, the share of that peak."""
+    return {
+        form: {
+            kind: _rising([(us / 2, share * min(_at(at_best, us), gains[form][kind]) / 2) for us, share in points])
+            for kind, points in own.items()
+        }
+        for form in FORMS
+        if form in gains
     }
 
 
@@ -367,6 +417,8 @@ def _text(
     memory_source: str,
     experts_source: str,
     grouped: Mapping[str, Points],
+    eight_bits_source: str = "",
+    eight_bits: Mapping[str, Mapping[str, Points]] | None = None,
 ) -> str:
     def lines() -> Iterator[str]:
         yield "# Made by tests/kernel_tables.py of tests/measured/kernels.toml, which has the sources in full."
@@ -394,6 +446,13 @@ def _text(
         for kind, points in grouped.items():
             yield f"{kind} = {_row(points)}"
         yield f"permute = {moved.permuted:.3f}  # the share of the bandwidth of kernels that sort rows"
+        if eight_bits:
+            yield "\n[eight_bits]  # microseconds at the peak of 8 bits, and the share of that; by what shares a scale"
+            yield f'source = "{eight_bits_source}"'
+            for form, kinds in eight_bits.items():
+                yield f"\n[eight_bits.{form}]"
+                for kind, points in kinds.items():
+                    yield f"{kind} = {_row(points)}"
 
     return "\n".join(lines()) + "\n"
 

@@ -130,7 +130,7 @@ def mfu(tried: Tried) -> float:
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, most: float) -> None:
-    monkeypatch.setattr("zerosim.analysis.search.best_published", lambda gpu: Published(most, "this test"))
+    monkeypatch.setattr("zerosim.analysis.search.best_published", lambda gpu, fp8: Published(most, "this test"))
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from zerosim.config.parts.fp8 import Fp8Config
 from zerosim.config.presets.cluster import cluster_of
-from zerosim.config.presets.hardware import NEEDED, Hardware, find_hardware, presets
+from zerosim.config.presets.hardware import NEEDED, Hardware, check_formats, find_hardware, presets
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.nodes import find_node, nodes
 from zerosim.errors import InputError
@@ -75,6 +76,40 @@ def test_formats_and_whose_kernels() -> None:
         assert isinstance(cluster.measured, KernelTables)
         assert cluster.measured.gpu == of
         assert cluster.source.startswith("assumed, of ") == (name != "v100-16")
+
+
+def test_which_multiply_in_8_bits() -> None:
+    """From Hopper and Ada on, at twice the rate of 16; with MXFP8's scales Blackwell of data centers."""
+    without = ["v100-32", "dgx1-v100", "a100-40", "a100-80", "a100-pcie", "v100-16", "t4", "a10g", "a6000", "rtx3090"]
+    assert [device.name for device in presets() if not device.fp8_flops] == [*without, "a800-80", "a40"]
+    assert [device.name for device in presets() if device.has_mxfp8] == ["b200", "gb200"]
+    for device in presets():
+        assert not device.fp8_flops or device.fp8_flops == pytest.approx(2 * device.peak_flops, rel=0.015)
+        assert not device.has_mxfp8 or device.all_formats[-2:] == ("fp8", "mxfp8")
+        assert bool(device.fp8_flops) == ("FP8" in device.sources.peak)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("a100-80", "tensorwise", "'tensorwise': a100-80 has no units that multiply in 8 bits; choose h100-80 or"),
+        ("h100", "mxfp8", "'mxfp8': h100-80 has no scales for 32 numbers; choose tensorwise, rowwise or blockwise, or"),
+    ],
+)
+def test_a_device_without_the_units_is_refused(name: str, kind: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"fp8 {message}"):
+        check_formats(find_hardware(name), Fp8Config(kind=kind))
+    check_formats(find_hardware("b200"), Fp8Config(kind=kind))
+    check_formats(find_hardware(name), Fp8Config())
+
+
+def test_a_file_says_whether_it_multiplies_in_8_bits(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"my-card has no units .* or give fp8_flops in its TOML file"):
+        check_formats(find_hardware(own(tmp_path, OWN)), Fp8Config(kind="tensorwise"))
+    device = find_hardware(own(tmp_path, OWN + "fp8_flops = 330e12\nmxfp8 = true\n"))
+    assert (device.fp8_flops, device.has_mxfp8) == (330 * 10**12, True)
+    assert cluster_of(device).fp8_flops == 330e12
+    check_formats(device, Fp8Config(kind="mxfp8"))
 
 
 @pytest.mark.parametrize(
@@ -201,6 +236,9 @@ kernels = "h100"
         ("node_gpus = 0", "node_gpus 0: expected a whole number, at least 1"),
         ('formats = "fp16"', "formats 'fp16': expected a list of fp16 and bf16"),
         ('formats = ["fp8"]', "formats 'fp8': expected one of bf16, fp16"),
+        ("fp8_flops = -1", "fp8_flops -1: expected a whole number from 1 to 1e18, like 312e12"),
+        ('mxfp8 = "yes"', "mxfp8 'yes': expected true or false"),
+        ("mxfp8 = true", "mxfp8 = true needs the peak of its 8-bit units; give fp8_flops too"),
         ('flash_kernel = "fa4"', "flash_kernel 'fa4': did you mean 'fa3'?"),
         ('kernels = "h10"', "kernels 'h10': did you mean 'h100'?"),
         ("pcie_bytes_per_s = -1", "pcie_bytes_per_s -1: expected a whole number"),

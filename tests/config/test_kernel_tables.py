@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from zerosim.config.presets.hardware import read_hardware
-from zerosim.config.presets.kernel_tables import GROUPED, packaged_tables, read_tables
+from zerosim.config.presets.kernel_tables import FORMS, GROUPED, PRODUCTS, packaged_tables, read_tables
+from zerosim.device.work import IN_8_BITS, OF_LINEAR
 from zerosim.errors import InputError
 
 TESTS = Path(__file__).parent.parent
@@ -65,6 +67,24 @@ def test_a_table_without_experts_has_its_products() -> None:
     assert table.permuted == 0.3
     with pytest.raises(InputError, match=r"missing experts\.permute: all of source, grouped"):
         read_tables("mine.toml", GOOD | {"experts": {"source": "here", **{kind: [[1, 0.1]] for kind in GROUPED}}})
+
+
+def test_a_table_may_have_products_in_8_bits() -> None:
+    assert FORMS == IN_8_BITS
+    assert not read_tables("mine.toml", GOOD).eight_bits
+    kinds = {kind: [[1, 0.2]] for kind in PRODUCTS}
+    table = read_tables("mine.toml", GOOD | {"eight_bits": {"source": "here", "fp8_rows": kinds}})
+    assert table.eight_bits.keys() == {f"{kind}_fp8_rows" for kind in PRODUCTS}
+    assert packaged_tables("b200").eight_bits.keys() == OF_LINEAR.keys()
+    for eight_bits, said in (
+        ({"source": "here", "fp4": kinds}, "unknown key eight_bits.fp4: did you mean 'fp8'?"),
+        ({"source": "here", "fp8": {}}, "missing eight_bits.fp8.linear: all of linear, linear_dgrad"),
+        ({"source": "here", "fp8": 3}, "eight_bits.fp8: expected a table"),
+        ({"source": "", "fp8": kinds}, "eight_bits.source '': expected text"),
+        ({"source": "here", "fp8": kinds | {"linear": [[1, 2]]}}, "eight_bits.fp8.linear: share 2: expected"),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            read_tables("mine.toml", GOOD | {"eight_bits": eight_bits})
 
 
 GOOD: dict[str, Any] = {

@@ -26,6 +26,7 @@ from zerosim.device.work import (
 from zerosim.errors import InputError
 
 PROGRAM = {*FILLS, *UPDATES, *BY_ROWS, *EAGER_PARTS, LINEAR, DGRAD, WGRAD, ACCUMULATE, ADD_BIAS, ADD_NORM}
+PROGRAM |= {"fp8_amax", "fp8_cast", "fp8_scale"}
 PROGRAM |= {Backend.weigh_rows.__name__, Backend.weigh_rows_backward.__name__}
 
 

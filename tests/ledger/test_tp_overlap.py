@@ -42,10 +42,10 @@ def _end(entries: list[Entry]) -> float:
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 6, 8, 9, 20])
-@pytest.mark.parametrize("kind", [LINEAR, DGRAD])
+@pytest.mark.parametrize("kind", [LINEAR, DGRAD, "linear_mxfp8", "linear_dgrad_fp8_blocks"])
 def test_a_gather_passes_while_the_chunks_that_are_there_are_multiplied(kind: str, seconds: int) -> None:
     """A product of 8 s in chunks of 2 s: the last one runs when the gather has ended and all others are done."""
-    scope = FORWARD if kind == LINEAR else BACKWARD
+    scope = BACKWARD if kind.startswith(DGRAD) else FORWARD
     after: list[Entry] = [Busy(scope, "gelu", 5.0, 0, 0)]
     assert _end([*_call(0, "all_gather", seconds, scope), Busy(scope, kind, 8.0, 7, 7), *after]) == (
         max(6, seconds) + 2 + 5
@@ -58,13 +58,12 @@ def test_a_reduce_scatter_begins_behind_the_first_chunk(seconds: int) -> None:
     assert _end([*before, *_call(0, "reduce_scatter", seconds, FORWARD)]) == 5 + max(8, 2 + seconds)
 
 
-@pytest.mark.parametrize("order", [(DGRAD, WGRAD), (WGRAD, DGRAD)])
+@pytest.mark.parametrize("order", [(DGRAD, WGRAD), (WGRAD, DGRAD), ("linear_dgrad_fp8", "linear_wgrad_fp8")])
 @pytest.mark.parametrize(("gather", "scatter"), [(0, 0), (3, 4), (8, 9), (2, 20), (20, 2)])
 def test_in_backward_a_gather_runs_beside_dgrad_and_a_scatter_beside_wgrad(
     order: tuple[str, str], gather: int, scatter: int
 ) -> None:
-    lengths = {DGRAD: 4.0, WGRAD: 6.0}
-    products: list[Entry] = [Busy(BACKWARD, kind, lengths[kind], 7, 0) for kind in order]
+    products: list[Entry] = [Busy(BACKWARD, kind, 4.0 if kind.startswith(DGRAD) else 6.0, 7, 0) for kind in order]
     calls = _call(0, "all_gather", gather, BACKWARD), _call(1, "reduce_scatter", scatter, BACKWARD)
     assert _end([*calls[0], *products, *calls[1]]) == max(4, gather) + max(6, scatter)
     assert _end([*products, *calls[1]]) == 4 + max(6, scatter)

@@ -19,6 +19,43 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
+def float8_amax(x: torch.Tensor) -> torch.Tensor:
+    """torchao 0.18.0, float8/float8_utils.py: tensor_to_amax, then amax_to_scale, in fp64."""
+    amax = torch.max(torch.abs(x)).to(torch.float64)
+    return (torch.finfo(torch.float8_e4m3fn).max / torch.clamp(amax, min=1e-12)).to(torch.float32)
+
+
+def float8_rows(x: torch.Tensor) -> torch.Tensor:
+    """torchao 0.18.0: tensor_to_amax by rows, amax_to_scale with powers of two, then the cast."""
+    amax = torch.amax(torch.abs(x), dim=-1, keepdim=True).to(torch.float64)
+    scale = (torch.finfo(torch.float8_e4m3fn).max / torch.clamp(amax, min=1e-12)).to(torch.float32)
+    return float8_cast(x, torch.exp2(torch.floor(torch.log2(scale))))
+
+
+def float8_cast(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """torchao 0.18.0, float8/float8_training_tensor.py: the cast, and to_fp8_saturated."""
+    most = torch.finfo(torch.float8_e4m3fn).max
+    return (x.to(torch.float32) * scale).clamp(min=-most, max=most).to(torch.float8_e4m3fn)
+
+
+class Float8Linear(torch.autograd.Function):
+    """torchao 0.18.0, float8/float8_linear.py, matmul_with_hp_or_float8_args; the products are fp32's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return (_wide(x) @ _wide(weight).t()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return (_wide(grad) @ _wide(weight)).to(x.dtype), (_wide(grad).t() @ _wide(x)).to(x.dtype)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return float8_cast(x, float8_amax(x)).to(torch.float32)
+
+
 def rotary(q: torch.Tensor, k: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """torchtitan 0199cbc, models/llama/model.py, apply_rotary_emb: complex numbers in fp32. Shapes: q (B, T, H, E), k
     (B, T, K, E), table (T, E/2)."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
 
 from zerosim import functional as Z
 from zerosim.backends.kernels import AdamStep
@@ -16,6 +18,8 @@ from zerosim.config.presets.operators import ALONE, Operator, operators
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Kernel
 from zerosim.dtypes import dtype
+from zerosim.functional.fp8 import Wanted, cast
+from zerosim.functional.fp8_recipes import torchao
 from zerosim.functional.loss import LogitsGrad, cross_entropy_sum
 from zerosim.functional.loss_modes import MODES
 from zerosim.functional.policy import ActivationPolicy
@@ -172,6 +176,43 @@ def test_the_loss_of_megatron() -> None:
     assert rows["cross_entropy_shares"] == Operator(len(own) - 2, round(sum(own) / (4 * T * V), 2))
 
 
+def test_casts_to_8_bits() -> None:
+    """Tensorwise: the codes of a tensor, which are not its transpose's too."""
+    x, scale = fixed(T, D), fixed(1, of=torch.float32)
+    with Launches() as amax:
+        frameworks.float8_amax(x)
+    with Launches() as codes:
+        frameworks.float8_cast(x, scale)
+    record = Recorded()
+    casting = torchao("tensorwise", "floor", exact_wgrad=False).forward.left
+    events = record.of(lambda: cast(record.device, record.buffer(T, D).array, [Wanted(casting)]))[1]
+    for seen, name in ((amax, "fp8_amax"), (codes, "fp8_cast")):
+        assert EAGER[name] == row_of(seen.all, events, name)
+    with Launches() as rows:
+        frameworks.float8_rows(x)
+    casting = torchao("rowwise", "floor", exact_wgrad=False).forward.left
+    events = record.of(lambda: cast(record.device, record.buffer(T, D).array, [Wanted(casting)]))[1]
+    assert operators("eager", by_rows=True)["fp8_cast"] == row_of(rows.all, events, "fp8_cast")
+
+
+def test_a_compiled_map_finds_three_amaxes_of_five() -> None:
+    """Forward has those of x and of weight, which backward asks for again, and grad's is new."""
+    found = Counter[str]()
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.update(str(node.target).split(".")[1] for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph)
+
+    x, weight = bf16(64, 32), bf16(16, 32)
+    compiled = aot_function(
+        frameworks.Float8Linear.apply, compiler, compiler, partition_fn=min_cut_rematerialization_partition
+    )
+    compiled(x, weight).sum().backward()
+    assert found["max"] == 3
+    asked = 5
+    assert operators("compiled")["fp8_amax"] == Operator(1, found["max"] / asked)
+
+
 def test_what_no_framework_runs() -> None:
     """Statistics are kept, a dropout draws its own mask, and nobody but zerosim looks at each gradient."""
     for kernels in ("eager", "compiled", "fused"):
@@ -184,7 +225,7 @@ def test_what_no_framework_runs() -> None:
 
 def test_every_eager_row_is_counted() -> None:
     backwards = {f"{name}_backward" for name in CASES if name != "dropout"}
-    counted_here = {*CASES, *backwards, "rotary", "sum_squares"}
+    counted_here = {*CASES, *backwards, "rotary", "sum_squares", "fp8_amax", "fp8_cast"}
     assert {name for name, row in EAGER.items() if row != Operator(0, 0.0)} == counted_here
 
 

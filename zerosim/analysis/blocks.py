@@ -16,7 +16,7 @@ from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
-from zerosim.placement.spec import number_of
+from zerosim.placement.stages import number_of
 from zerosim.train.result import RunResult
 
 

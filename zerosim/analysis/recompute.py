@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from zerosim.config import RunConfig
-from zerosim.placement.spec import is_block, number_of
+from zerosim.placement.spec import is_block
+from zerosim.placement.stages import number_of
 
 _MEGATRONS = {"eager": ("selective",), "flash": ("selective:layernorm", "selective:layernorm,mlp")}
 _TITANS = {"eager": ("selective:op", "full:2"), "flash": ("selective:op", "full:2")}

@@ -20,7 +20,8 @@ from zerosim.device.events import Kernel, Launch
 from zerosim.ledger.activations import ActivationLedger
 from zerosim.ledger.costs_of import costs_of
 from zerosim.placement.mesh import CUTS
-from zerosim.placement.spec import is_block, number_of
+from zerosim.placement.spec import is_block
+from zerosim.placement.stages import number_of
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 

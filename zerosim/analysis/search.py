@@ -161,7 +161,9 @@ class Devices:
         """Return the seconds that this step would take with the highest MFU that was published for the GPU; 0 if none
         was."""
         cluster, time = self.cluster, tried.time
-        best = None if cluster is None or cluster.machine is not None else best_published(cluster.name)
+        best = None
+        if cluster is not None and cluster.machine is None:
+            best = best_published(cluster.name, tried.config.fp8)
         if cluster is None or time is None or best is None:
             return 0.0
         most = best.mfu * tried.config.mesh.ranks * cluster.peak_flops

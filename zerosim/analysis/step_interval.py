@@ -21,6 +21,7 @@ from zerosim.analysis.capabilities import CAPABILITIES, context
 from zerosim.analysis.interval import Interval, Measured, interval
 from zerosim.config import RunConfig
 from zerosim.config.inputs import read_toml
+from zerosim.config.parts.fp8 import is_in_8_bits
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime
 
@@ -75,9 +76,9 @@ def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
 def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interval[StepClass] | None:
     """Find a modelled step's interval; None if no such step was measured, and on a calibrated machine (which has its
     own error). No published step covers host-bound steps with CUDA graphs, weights frozen without adapters, traffic as
-    codes, or offload."""
+    codes, offload, or products in 8 bits."""
     unlike = not all(capability.measured(config) for capability in CAPABILITIES)
-    unlike = unlike or (config.clock.cuda_graphs and is_host_bound(time))
+    unlike = unlike or is_in_8_bits(config.fp8) or (config.clock.cuda_graphs and is_host_bound(time))
     if unlike or cluster.machine is not None or not time.model_flops:
         return None
     return interval(step_class(config, time, cluster.name), read_steps(), alike=True)

@@ -22,6 +22,7 @@ from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
+from zerosim.config.presets.hardware import check_formats
 from zerosim.config.presets.kernel_tables import EFFICIENT
 from zerosim.config.presets.recipes import USUAL
 from zerosim.config.recompute import AUTO
@@ -97,9 +98,13 @@ def planned_config(
 ) -> RunConfig:
     """Build the configuration of a plan, with the recompute that --recompute auto chooses.
 
-    Raises: InputError as `run_config` does, for an unknown device, and for auto without a device memory.
+    Raises: InputError as `run_config` does, for an unknown device or one without --fp8's units, and for auto without a
+    device memory.
     """
-    return resolved(args, _unresolved(args, any_ranks, scenario))
+    config = _unresolved(args, any_ranks, scenario)
+    if (device := device_of(args)) is not None:
+        check_formats(device, config.fp8)
+    return resolved(args, config)
 
 
 def _unresolved(args: argparse.Namespace, any_ranks: bool, scenario: Mapping[str, Any] | None) -> RunConfig:

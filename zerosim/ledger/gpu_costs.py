@@ -2,9 +2,10 @@
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the measured share of the peak of
 a product of its direction and size, or of an attention kernel of that implementation, head width, length and number of
-heads. Experts' products are one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and
-a share of the bandwidth. An operator that the framework runs as several kernels moves more bytes and has as many
-launches (`config/presets/operators.py`).
+heads. A product in 8 bits reaches a share of the peak of 8 bits, by what numbers share a scale. Experts' products are
+one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and a share of the bandwidth. An
+operator that the framework runs as several kernels moves more bytes and has as many launches
+(`config/presets/operators.py`).
 
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
 PyTorch (pytorch/pytorch#41383; the most is taken), 27 to 34 for one that Python wraps (pytorch/helion#3629, the least
@@ -24,12 +25,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.fp8 import casts_by_rows, check_units
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
 from zerosim.device.copies import CONTROL
 from zerosim.device.events import Copy, Kernel, Launch
-from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL
+from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL, OF_LINEAR
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
 from zerosim.ledger.experts import relayed_seconds, relays, shares_of
@@ -43,6 +45,9 @@ CONTENTION = 0.15 / 0.85
 _LOSSES = ("cross_entropy", "cross_entropy_shares", "cross_entropy_backward")
 _FLASH = {"flash_attention": 2, "flash_attention_backward": 5}  # products
 _PERMUTES = ("take_rows", "sum_rows")
+_RESCALED = ("linear_dgrad_fp8_rows", "linear_wgrad_fp8_rows")
+"""torchao computes these without the rows' scales, and another kernel multiplies the result by them (pytorch/ao#1325):
+the product that takes scales of rows is slow if it adds in fp32, as gradients' do."""
 _TILE = 128
 
 
@@ -50,13 +55,19 @@ class GpuCosts:
     """One GPU's tables, and a framework's kernels on it."""
 
     def __init__(self, tables: KernelTables, cluster: Cluster, config: RunConfig) -> None:
+        check_units(config.fp8, cluster.name, cluster.fp8_flops, has_mxfp8=True)
         self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
         self.sharers = min(config.mesh.ranks, cluster.node_gpus)  # ranks of a node
         self.contention = CONTENTION * cluster.contention
         self.chunks = config.mesh.tp if config.clock.tp_comm_overlap else 1
         self.side_stream = config.clock.overlap_comm
         self.graph = GRAPH * cluster.host if config.clock.cuda_graphs else 0.0
-        self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
+        self.operators = operators(
+            self.kernels,
+            loss=config.memory.loss,
+            foreach=config.optim.foreach,
+            by_rows=casts_by_rows(config.fp8),
+        )
         self.relays = relays(config)
         runs = None if "flash_kernel" in config.given else cluster.flash_kernel
         self.flash_kernel = tables.flash_kernel(runs or config.clock.flash_kernel)
@@ -66,10 +77,11 @@ class GpuCosts:
     def kernel(self, kernel: Kernel) -> float:
         if kernel.place != DEVICE:
             return cpu_seconds(kernel, self.cluster, self.sharers)
-        return max(self._arithmetic(kernel), self._traffic(kernel))
+        rescaled = self._moving(2 * kernel.bytes_written, 1) if kernel.name in _RESCALED else 0.0
+        return max(self._arithmetic(kernel), self._traffic(kernel)) + rescaled
 
     def launch(self, kernel: Kernel) -> float:
-        launches = self.operators[kernel.name].launches
+        launches = self.operators[kernel.name].launches + (kernel.name in _RESCALED)
         if self.kernels == "fused" and kernel.name in self.tables.grouped:
             return max(WRAPPED, kernel.shape[-1] * DRIVER) * self.cluster.host
         each = COMPILED if self.kernels == "compiled" else LAUNCH
@@ -94,6 +106,10 @@ class GpuCosts:
     def _arithmetic(self, kernel: Kernel) -> float:
         if kernel.engine != MATMUL or not kernel.flops:
             return 0.0
+        narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
+        if (plain := OF_LINEAR.get(kernel.name)) is not None:
+            reached = self.tables.eight_bits.get(kernel.name, self.tables.products[plain])
+            return reached.seconds(kernel.flops / self.cluster.fp8_flops) / narrow
         at_peak = kernel.flops / self.cluster.peak_flops
         if kernel.name in _FLASH and kernel.shape:
             if len(kernel.shape) == 5:
@@ -103,7 +119,6 @@ class GpuCosts:
             return flops / self.cluster.peak_flops / self._flash_share(kernel)
         if kernel.name in self.tables.grouped:
             return self._grouped(kernel, at_peak)
-        narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
         return self.tables.products.get(kernel.name, self.tables.products[LINEAR]).seconds(at_peak) / narrow
 
     def _grouped(self, kernel: Kernel, at_peak: float) -> float:
@@ -127,10 +142,14 @@ class GpuCosts:
         operator = self.operators[kernel.name]
         if self.relays and kernel.name in _PERMUTES:
             return 0.0
-        at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
         share = self.tables.moved
         if kernel.name in _LOSSES:
             share = self.tables.cross_entropy
         elif kernel.name in _PERMUTES:
             share = self.tables.permuted
-        return at_peak / share + (operator.launches * self.tables.latency_s if at_peak else 0.0)
+        return self._moving((kernel.bytes_read + kernel.bytes_written) * operator.traffic, operator.launches, share)
+
+    def _moving(self, nbytes: float, launches: int, share: float | None = None) -> float:
+        """Return the seconds of so many kernels that move these bytes together, at a share of the bandwidth."""
+        late = launches * self.tables.latency_s if nbytes else 0.0
+        return nbytes / self.cluster.hbm / (share or self.tables.moved) + late

@@ -12,7 +12,7 @@ from itertools import accumulate, chain, takewhile
 from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Copy, CpuEvent, Event, Free, Kernel, Launch, Scope, Wait
 from zerosim.device.stretches import Repeat, Stretch
-from zerosim.device.work import MATMUL
+from zerosim.device.work import GROUPED, LINEAR, MATMUL, OF_LINEAR
 from zerosim.ledger.costs import Costs, is_captured
 from zerosim.ledger.entries import Busy, Entry, Live, goes_on
 from zerosim.ledger.side_stream import beside
@@ -24,7 +24,11 @@ READ = (Repeat, Kernel, Launch, Wait, Copy, CpuEvent)
 BLOCK = "h.0"
 """Any block: a template's entries are found in it."""
 FORWARD, BACKWARD, SAVE = Phase.FORWARD.value, Phase.BACKWARD.value, Phase.SAVE.value
-FORWARD_PRODUCTS = ("linear", "grouped", "attention_scores", "attention_values", "flash_attention")
+FORWARD_PRODUCTS = (
+    LINEAR,
+    *(name for name, plain in OF_LINEAR.items() if plain == LINEAR),
+    *(GROUPED, "attention_scores", "attention_values", "flash_attention"),
+)
 """Products of forward. In backward they are recomputed."""
 FLASH_BACKWARD, FLASH_GRADS, FLASH_PRODUCTS = "flash_attention_backward", 4, 5
 """FlashAttention's backward computes four products for gradients, and recomputes the scores."""

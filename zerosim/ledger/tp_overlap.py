@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from zerosim.device.events import Launch, Wait
-from zerosim.device.work import DGRAD, LINEAR, WGRAD
+from zerosim.device.work import DGRAD, LINEAR, OF_LINEAR, WGRAD
 from zerosim.ledger.costs import is_captured
 from zerosim.ledger.entries import Busy, Entry, Live
 
@@ -114,7 +114,8 @@ def _cut(entry: Entry, share: float) -> tuple[Entry, list[Entry]]:
 
 
 def _name(entry: Entry) -> str:
-    return entry.name if isinstance(entry, Busy) else ""
+    """Return a kernel's name. A product in 8 bits has that of its direction."""
+    return OF_LINEAR.get(entry.name, entry.name) if isinstance(entry, Busy) else ""
 
 
 def _is_of_block(entry: Entry, op: str) -> bool:

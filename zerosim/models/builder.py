@@ -25,7 +25,8 @@ from zerosim.nn.halves import CODED, FROZEN_FP32, TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
 from zerosim.placement.mesh import STATES
-from zerosim.placement.spec import is_block, number_of
+from zerosim.placement.spec import is_block
+from zerosim.placement.stages import number_of
 from zerosim.tensor.coded_flat import CodedFlat
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys

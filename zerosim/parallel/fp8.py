@@ -11,7 +11,8 @@ from zerosim.functional.fp8_recipes import History, Products, deepseek, torchao,
 from zerosim.nn.halves import is_matrix_of_map
 from zerosim.parallel.fp8_stored import coded_shards
 from zerosim.parallel.pieces import Pieces, Place
-from zerosim.placement.spec import FlatSpec, WeightSpec, is_block, number_of
+from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
+from zerosim.placement.stages import number_of
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:

@@ -92,11 +92,6 @@ def unit_of(module: str) -> str:
     return module
 
 
-def number_of(unit: str) -> int:
-    """Return the number of a block, by its unit's name."""
-    return int(unit.rpartition(".")[2])
-
-
 def is_block(name: str) -> bool:
     """Return whether a unit is one of a list of equal units, such as h.3 or layers.3; the others belong to the root."""
     return name.rpartition(".")[2].isdigit()

@@ -10,6 +10,11 @@ from itertools import accumulate, pairwise
 from zerosim.errors import wrong
 
 
+def number_of(unit: str) -> int:
+    """Return the number of a block, by its unit's name."""
+    return int(unit.rpartition(".")[2])
+
+
 @dataclass(frozen=True, slots=True)
 class Chunks:
     """The placement of a model's chunks: `each` per pipeline stage, on this number of `stages`, numbered in the model's

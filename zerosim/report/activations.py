@@ -24,7 +24,7 @@ from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.ledger.activations import SavedRow
-from zerosim.placement.spec import number_of
+from zerosim.placement.stages import number_of
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import counted
 from zerosim.units import format_bytes

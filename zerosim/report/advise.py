@@ -127,7 +127,7 @@ class Page(NamedTuple):
         if (values := self._speed(tried)) and self.cluster is not None and tried.time is not None:
             of = step_interval(config, tried.time, self.cluster)
             lines.append(speed_text(values, "" if of is None else interval_words(of, tried.time.seconds)))
-            lines += [text] if (text := implausible(values["mfu"], self.cluster)) else []
+            lines += [text] if (text := implausible(config, values["mfu"], self.cluster)) else []
             lines += [text] if (text := self._cost(tried, values)) else []
             lines += ["Its range overlaps the simplest plan's."] if self._is_no_faster(plan) else []
             beyond = above_published(self.advice.beyond, tried, self.cluster) if plan.kind == "fastest" else ""

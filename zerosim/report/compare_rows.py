@@ -66,7 +66,9 @@ class Column:
     def warnings(self) -> list[str]:
         """Return what is slow, unusual or implausible about it."""
         found = warnings_of(self.config, self.limit, self.cluster, self.taken if self.fits else None)
-        said = None if self.step is None or self.cluster is None else implausible(self.step["mfu"], self.cluster)
+        said = None
+        if self.step is not None and self.cluster is not None:
+            said = implausible(self.config, self.step["mfu"], self.cluster)
         return found + ([said.rstrip(".")] if said else [])
 
     def to_dict(self) -> dict[str, Any]:

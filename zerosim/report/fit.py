@@ -297,7 +297,7 @@ def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, 
         of = step_interval(best.config, best.time, cluster)
         speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
         beyond = above_published(result.beyond, best, cluster)
-        doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster), beyond
+        doubt = implausible(best.config, values["mfu"], cluster), _told_apart(result, cluster), beyond
         lines = [speed, *filter(None, doubt), *lines]
     if gone := _not_of(best.config, given):
         lines = [f"Leave out {' '.join(gone)}: this mesh has no use for {'it' if len(gone) == 1 else 'them'}.", *lines]
@@ -311,7 +311,7 @@ def above_published(beyond: Tried | None, best: Tried, cluster: Cluster) -> str:
     if beyond is None or beyond.time is None or beyond.order >= best.order or beyond.config == best.config:
         return ""
     values = step_values(beyond.config, beyond.time, cluster)
-    warning = None if values is None else implausible(values["mfu"], cluster)
+    warning = None if values is None else implausible(beyond.config, values["mfu"], cluster)
     return f"Faster by the clock: {mesh_flags(beyond.config)}. {warning}" if warning else ""
 
 

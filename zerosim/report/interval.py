@@ -88,9 +88,9 @@ def trust(cluster: Cluster, *found: Interval[StepClass] | None) -> str:
     return f"Modelled, not measured. Compared with measured steps: {listed(list(classes))}."
 
 
-def implausible(mfu: float, cluster: Cluster) -> str | None:
+def implausible(config: RunConfig, mfu: float, cluster: Cluster) -> str | None:
     """Return a warning if no publication reached as much; None for a measured machine."""
-    best = None if cluster.machine is not None else best_published(cluster.name)
+    best = None if cluster.machine is not None else best_published(cluster.name, config.fp8)
     if best is None or mfu <= best.mfu:
         return None
     return (

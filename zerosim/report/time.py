@@ -13,6 +13,7 @@ from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.capabilities.delayed import can_delay
 from zerosim.analysis.step_interval import is_host_bound, step_interval
 from zerosim.config import RunConfig
+from zerosim.config.parts.fp8 import is_in_8_bits
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.tracks import Track
@@ -68,7 +69,7 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         return []
     found = step_interval(result.config, time, cluster)
     lines = [speed_text(values, "" if found is None else interval_words(found, time.seconds))]
-    if (warning := implausible(values["mfu"], cluster)) is not None:
+    if (warning := implausible(result.config, values["mfu"], cluster)) is not None:
         lines.append(warning)
     shares = [(name, seconds / time.seconds) for name, seconds in time_parts(time)[1:]]
     waits = [f"{100 * share:.1f} % {name}" for name, share in shares if share >= _WORTH_SAYING]
@@ -78,6 +79,8 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     if time.cpu > _WORTH_IT * time.seconds and can_delay(result.config):
         wait += " --delayed-update 1 hides the CPU's step, but the weights lag by one update."
     lines += [wait, *notes_of(result.config, "first_step")]
+    if is_in_8_bits(result.config.fp8):
+        lines.append("MFU is a share of the peak of 16 bits, as in papers on training in 8.")
     precision = result.config.precision.stored
     if cluster.machine is not None and cluster.machine.precision != precision:
         lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")

@@ -106,7 +106,7 @@ def gpus_table() -> RenderableType:
         links = format_bytes(device.link_bytes_per_s)
         links += f" (pair {format_bytes(device.pair_bytes_per_s)})" if device.pair_bytes_per_s else ""
         speeds = format_bytes(device.hbm_bytes_per_s), links
-        grid.add(device.name, format_bytes(device.memory_bytes), peak, ", ".join(device.formats), *speeds)
+        grid.add(device.name, format_bytes(device.memory_bytes), peak, ", ".join(device.all_formats), *speeds)
     note = "Memory is the drivers' figure, except for the 32 GB V100, where it is the ZeRO paper's. "
     note += "Peaks are dense, with fp32 accumulation. Or a TOML file of your own. Sources: --json -."
     return titled("GPUs", Adaptive(grid, grid.without("formats")), note)

@@ -17,7 +17,8 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.experts import own_tokens
 from zerosim.dtypes import dtype
 from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
-from zerosim.placement.spec import is_block, number_of
+from zerosim.placement.spec import is_block
+from zerosim.placement.stages import number_of
 from zerosim.train.result import RunResult
 
 Cut = Mapping[str, int | None]

@@ -7,8 +7,9 @@ from fractions import Fraction
 from typing import cast
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Asked, Beside, Capability, Forms, Key, Sent, Step
-from zerosim.analysis.facts import all_reduce_times
+from zerosim.analysis.capabilities import zero
+from zerosim.analysis.capabilities.tensor import all_reduces, divides_rows, keeps_gathered
+from zerosim.analysis.capability import Asked, Beside, Capability, Forms, Kept, Key, Sent, Step
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.recompute import is_wrapped, recompute_of
 from zerosim.analysis.shares import itemsizes
@@ -18,7 +19,8 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import gathers_params
 from zerosim.functional.fp8_recipes import Products
 from zerosim.parallel.fp8 import exact_blocks, has_codes, is_in_8_bits, products_of
-from zerosim.placement.spec import WeightSpec, is_block, number_of
+from zerosim.placement.spec import WeightSpec, is_block
+from zerosim.placement.stages import number_of
 from zerosim.units import counted
 
 
@@ -33,9 +35,9 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
-    if not (config.fp8.is_on and config.parallel.sequence_parallel) or config.parallel.keep_gathered:
+    if not (config.fp8.is_on and divides_rows(config)) or keeps_gathered(config):
         return
-    products, times = products_of(config), all_reduce_times(config, config.mesh.tp)
+    products, times = products_of(config), all_reduces(config)
     if not products.gathers_codes:
         return
     recompute = recompute_of(config)
@@ -57,7 +59,7 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     products = products_of(config) if config.fp8.is_on else None
     if products is not None and products.stores_codes:
         divided = gathers_params(config.parallel)
-        casts = divided and config.gathering.cast_shards
+        casts = zero.CAPABILITY.kept(config, Kept(0, masters=True)).casts
         how = {"divided": divided, "shards": not casts, "copies": products.caches}
         yield Beside("param", formulas.stored_codes(itemsizes(config)[0], **how), memory="")
     elif products is not None and products.caches:

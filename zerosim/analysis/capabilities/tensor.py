@@ -74,6 +74,11 @@ def repeats_rows(config: RunConfig) -> bool:
     return config.mesh.tp > 1 and not divides_rows(config)
 
 
+def all_reduces(config: RunConfig) -> int:
+    """Return the multiple of its payload that an all-reduce over tp moves, before the factor (t-1)/t."""
+    return all_reduce_times(config, config.mesh.tp)
+
+
 def keeps_gathered(config: RunConfig) -> bool:
     """Return whether such gathered rows are saved for backward."""
     return config.parallel.keep_gathered

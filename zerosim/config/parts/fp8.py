@@ -133,6 +133,29 @@ class Fp8Config(Part):
         return self.mx_rounding or ("rceil" if self.library == "te" else "floor")
 
 
+def is_in_8_bits(fp8: Fp8Config) -> bool:
+    """Return whether any product is in 8 bits, for what measured steps and published figures of 16 bits say."""
+    return fp8.is_on
+
+
+def casts_by_rows(fp8: Fp8Config) -> bool:
+    """Return whether a row has a scale of its own, and in the transpose a column."""
+    return fp8.kind == "rowwise"
+
+
+def check_units(fp8: Fp8Config, device: str, peak: float, *, has_mxfp8: bool, hint: str = "") -> None:
+    """Check that a device, whose 8-bit units have this peak, multiplies as asked. Raises: InputError with the right
+    choice, and a `hint`."""
+    if not fp8.is_on:
+        return
+    if not peak:
+        why = f"{device} has no units that multiply in 8 bits; choose h100-80 or leave fp8 out{hint}"
+        raise wrong("fp8", f" {fp8.kind!r}: {why}")
+    if fp8.kind == "mxfp8" and not has_mxfp8:
+        choices = "tensorwise, rowwise or blockwise"
+        raise wrong("fp8", f" 'mxfp8': {device} has no scales for 32 numbers; choose {choices}, or b200")
+
+
 EXCLUSIONS = (
     *(
         Exclusion(name, "fp8", needs=True)

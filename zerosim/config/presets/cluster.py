@@ -29,7 +29,8 @@ _OF_A_LINE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Links):
-    """Devices of one kind, with their peaks, and the links between nodes of them.
+    """Devices of one kind, with their peaks (`fp8_flops`: of 8-bit units, 0 if they have none), and the links between
+    nodes of them.
 
     `measured`: kernel times, of one GPU's tables or of a measured machine. `borrowed`: they are another GPU's.
     `collectives`: times of collectives inside a node; None if NCCL's formula gives them. `flash_kernel`: the
@@ -44,6 +45,7 @@ class Cluster(Links):
     peak_flops: float
     hbm: float
     measured: KernelTables | Machine
+    fp8_flops: float = 0.0
     borrowed: bool = False
     collectives: CollectiveTables | None = None
     flash_kernel: str = ""
@@ -122,6 +124,7 @@ def cluster_of(
         name=device.name,
         peak_flops=device.peak_flops,
         hbm=device.hbm_bytes_per_s,
+        fp8_flops=device.fp8_flops,
         measured=measured,
         borrowed=borrowed,
         collectives=_collectives(device),

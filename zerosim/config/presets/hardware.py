@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.config.inputs import read_toml
+from zerosim.config.parts.fp8 import Fp8Config, check_units
 from zerosim.config.presets.collective_tables import CollectiveTables, read_collectives
 from zerosim.config.presets.kernel_tables import FLASH_KERNELS, KernelTables, packaged_tables, read_tables
 from zerosim.config.presets.machine_file import Machine, read_machine
@@ -60,8 +61,9 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers, 0 if it
-    has none, `pair_bytes_per_s` of a bridge to one neighbour.
+    """One device. `peak_flops` is dense 16-bit. MFU is a share of it, also of a run that multiplies in 8 bits.
+    `fp8_flops` is dense 8-bit, 0 without 8-bit units; `has_mxfp8`: these take MXFP8's scales. `link_bytes_per_s` is one
+    direction of all its links to peers, 0 if it has none, `pair_bytes_per_s` of a bridge to one neighbour.
 
     `formats`: the 16-bit formats of its tensor cores; `held`: what it holds outside of a program, None if unknown;
     `flash`: FlashAttention runs on it, None if unknown, and `flash_kernel` which, '' for a recipe's; `links`: the
@@ -87,6 +89,8 @@ class Hardware:
     tables: tuple[str, str] = ("a100", "")
     flash_kernel: str = ""
     cpu_bytes_per_s: int = 0
+    fp8_flops: int = 0
+    has_mxfp8: bool = False
 
     def outside(self, mesh: Mesh, *, is_tied: bool = False) -> tuple[Outside, ...]:
         """Return what a rank of this mesh holds beside its program; empty if unknown. `is_tied`: the model's table is
@@ -97,6 +101,11 @@ class Hardware:
     def has_bf16(self) -> bool:
         """Whether its tensor cores multiply bf16."""
         return "bf16" in self.formats
+
+    @property
+    def all_formats(self) -> tuple[str, ...]:
+        """The formats in which its tensor cores multiply."""
+        return (*self.formats, *["fp8"] * (self.fp8_flops > 0), *["mxfp8"] * self.has_mxfp8)
 
     @property
     def source(self) -> str:
@@ -116,12 +125,13 @@ _BY_FULL_NAME = ("a100-pcie", "h100-96", "v100-16")
 """Devices that 'A100', 'H100' or 'V100' alone never means."""
 NEEDED = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s")
 _SPEEDS = ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s", "nic_bytes_per_s", "cpu_bytes_per_s")
-KEYS = (*NEEDED, *_SPEEDS, "nic_share", "node_gpus", "formats", "flash_kernel")
+KEYS = (*NEEDED, *_SPEEDS, "nic_share", "node_gpus", "formats", "fp8_flops", "mxfp8", "flash_kernel")
 """The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second, without `link_bytes_per_s`
 no links. `nic_share` of the NICs' bandwidth is what collectives get. `cpu_bytes_per_s` is for all CPUs of a node, which
-update offloaded states (`zerosim calibrate` measures it). `flash_kernel` names the FlashAttention kernel that it runs,
-or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose shares of the peaks it uses) and
-[collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
+update offloaded states (`zerosim calibrate` measures it). `fp8_flops` is the dense peak of its 8-bit units, without
+which it has none, and `mxfp8` whether they take a scale for 32 numbers. `flash_kernel` names the FlashAttention kernel
+that it runs, or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose shares of the peaks it
+uses) and [collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
 
 
 def packaged(file: str) -> dict[str, Any]:
@@ -152,12 +162,21 @@ def _preset(name: str, row: Mapping[str, Any]) -> Hardware:
         pair_bytes_per_s=round(row.get("pair", 0) * GB),
         links=Links(link, pcie, row["node"], nics_carry(row["nics"])),
         tables=(row["kernels"], row.get("collectives", "")),
+        fp8_flops=round(row.get("fp8", 0) * 1000) * GB,
+        has_mxfp8=row.get("mxfp8", False),
     )
 
 
 def nics_carry(gigabits: int) -> float:
     """Return the bytes per second of this many Gb/s of NICs, as NCCL counts them."""
     return gigabits * 120_000_000
+
+
+def check_formats(device: Hardware, fp8: Fp8Config) -> None:
+    """Check that a device multiplies as --fp8 says; a measured machine always does. Raises: InputError."""
+    if device.machine is None:
+        hint = ", or give fp8_flops in its TOML file" if device.tables == ("", "") else ""
+        check_units(fp8, device.name, device.fp8_flops, has_mxfp8=device.has_mxfp8, hint=hint)
 
 
 def find_hardware(name_or_path: str) -> Hardware:
@@ -216,6 +235,11 @@ def read_hardware(path: str) -> Hardware:
     formats = values.get("formats", list(FORMATS))
     if not isinstance(formats, list) or not formats:
         raise InputError(f"{where}: formats {formats!r}: expected a list of {' and '.join(FORMATS)}")
+    fp8, mxfp8 = _positive(path, "fp8_flops", values) if "fp8_flops" in values else 0, values.get("mxfp8", False)
+    if not isinstance(mxfp8, bool):
+        raise InputError(f"{where}: mxfp8 {mxfp8!r}: expected true or false")
+    if mxfp8 and not fp8:
+        raise InputError(f"{where}: mxfp8 = true needs the peak of its 8-bit units; give fp8_flops too, like 4.5e15")
     flash = _one_of(where, "flash_kernel", values.get("flash_kernel", ""), ("none", *FLASH_KERNELS), but="")
     a100 = next(device.links for device in presets() if device.name == "a100-80")
     assert a100 is not None
@@ -229,6 +253,8 @@ def read_hardware(path: str) -> Hardware:
         tables=("", ""),
         flash_kernel=flash if flash != "none" else "",
         cpu_bytes_per_s=cpu,
+        fp8_flops=fp8,
+        has_mxfp8=mxfp8,
     )  # fmt: skip
 
 
@@ -243,7 +269,7 @@ def _one_of(where: str, key: str, value: Any, known: Iterable[str], but: str | N
 def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:
     """Return a whole number more than 0: 80000000000, 9.89e14 or, for bytes, "80GB"."""
     value = values[key]
-    is_bytes = key != "peak_flops"
+    is_bytes = key not in ("peak_flops", "fp8_flops")
     if isinstance(value, str) and is_bytes:
         try:
             value = parse_bytes(value)

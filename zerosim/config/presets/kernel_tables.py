@@ -1,6 +1,6 @@
 """Measured kernels of one GPU: the shares of its peaks that they reach, as tables (`kernels/*.toml`).
 
-A table has four parts, each with its source:
+A table has five parts, each with its source:
 
     products    for a forward product and those of its backward: the share of the peak by microseconds at the peak.
                 `narrow`: the factor on that share, by a product's smallest dimension
@@ -11,6 +11,8 @@ A table has four parts, each with its source:
     experts     for the products of all experts of a layer in one call: the share of the peak by microseconds of one
                 expert's product at the peak. `permute`: the share of the bandwidth of kernels that sort rows. A table
                 without this part takes `products` of one expert's size, and `memory`
+    eight_bits  for products in 8 bits, by what numbers share a scale: the share of the peak of 8 bits, by microseconds
+                at that peak. A table without this part, or without one of its forms, takes `products`
 
 A user's own GPU may have such a table in its TOML file, as [kernels] (`hardware.py`).
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -30,6 +32,8 @@ from zerosim.errors import InputError, did_you_mean
 
 PRODUCTS = ("linear", "linear_dgrad", "linear_wgrad")
 GROUPED = ("grouped", "grouped_dgrad", "grouped_wgrad")
+FORMS = ("fp8", "fp8_rows", "fp8_blocks", "mxfp8")
+"""Suffixes of products in 8 bits (`device/work.py`)."""
 FLASH_KERNELS = ("fa1", "fa2", "fa3", "cudnn", "triton", "xformers")
 EFFICIENT = "xformers"
 """PyTorch's memory-efficient kernel, for GPUs without FlashAttention."""
@@ -92,8 +96,8 @@ class Flash:
 
 @dataclass(frozen=True, slots=True)
 class KernelTables:
-    """One GPU's tables. `products` by kernel, `grouped` too; `attention` by implementation and head width; `sources` by
-    part."""
+    """One GPU's tables. `products` by kernel, `grouped` and `eight_bits` too; `attention` by implementation and
+    head width; `sources` by part."""
 
     gpu: str
     products: Mapping[str, Reached]
@@ -106,6 +110,7 @@ class KernelTables:
     sources: Mapping[str, str]
     grouped: Mapping[str, Reached]
     permuted: float
+    eight_bits: Mapping[str, Reached] = field(default_factory=dict)
 
     def flash_kernel(self, asked: str) -> str:
         """Return the implementation of FlashAttention to time: the given one, or one that was measured here."""
@@ -135,7 +140,7 @@ def packaged_tables(name: str) -> KernelTables:
 
 def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
     """Read a table of the file that `where` names. Raises: InputError in one line, with the key."""
-    _check_keys(where, "", values, ("gpu", "products", "attention", "memory"), also=("experts",))
+    _check_keys(where, "", values, ("gpu", "products", "attention", "memory"), also=("experts", "eight_bits"))
     products, attention, memory = (_part(where, values, part) for part in ("products", "attention", "memory"))
     _check_keys(where, "products.", products, ("source", *PRODUCTS, "narrow"))
     _check_keys(where, "memory.", memory, ("source", "latency_us", "share", "cross_entropy"))
@@ -146,6 +151,10 @@ def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
     if experts:
         _check_keys(where, "experts.", experts, ("source", *GROUPED, "permute"))
         sources["experts"] = experts["source"]
+    eight_bits = _part(where, values, "eight_bits") if "eight_bits" in values else {}
+    if eight_bits:
+        _check_keys(where, "eight_bits.", eight_bits, ("source",), also=FORMS)
+        sources["eight_bits"] = eight_bits["source"]
     for name, text in {"gpu": values["gpu"], **{f"{part}.source": text for part, text in sources.items()}}.items():
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"{where}: {name} {text!r}: expected text, which says where the figures come from")
@@ -170,12 +179,25 @@ def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
             for kind, alone in zip(GROUPED, PRODUCTS, strict=True)
         },
         _share(where, "experts.permute", experts["permute"]) if experts else moved,
+        _in_8_bits(where, eight_bits),
     )
 
 
-def _part(where: str, values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _in_8_bits(where: str, forms: Mapping[str, Any]) -> dict[str, Reached]:
+    """Return the curves of products in 8 bits, by their names in the record, such as linear_fp8."""
+    found = dict[str, Reached]()
+    for form in FORMS:
+        if form in forms:
+            kinds = _part(where, forms, form, "eight_bits.")
+            _check_keys(where, f"eight_bits.{form}.", kinds, PRODUCTS)
+            for kind in PRODUCTS:
+                found[f"{kind}_{form}"] = _reached(where, f"eight_bits.{form}.{kind}", kinds[kind])
+    return found
+
+
+def _part(where: str, values: Mapping[str, Any], name: str, within: str = "") -> Mapping[str, Any]:
     if not isinstance(values[name], dict):
-        raise InputError(f"{where}: {name}: expected a table")
+        raise InputError(f"{where}: {within}{name}: expected a table")
     return values[name]  # type: ignore[no-any-return]
 
 

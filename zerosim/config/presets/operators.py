@@ -30,6 +30,8 @@ class Operator(NamedTuple):
 ALONE = Operator(1, 1.0)
 """For every name that is not in a table: the event is one kernel, and moves its own bytes."""
 FOREACH = "foreach"
+ROWS = {kernels: f"{kernels}-rows" for kernels in ("eager", "compiled")}
+"""The operator table of casts to 8 bits with a scale for each row or column."""
 _OF_TORCH = ("torch", "torch-half", "hf-4.45", "hf-4.48", "hf-5")
 LOSSES: Mapping[str, str] = MappingProxyType(
     {f"{name}{kept}": "torch" for name in _OF_TORCH for kept in ("", "-kept")}
@@ -37,7 +39,7 @@ LOSSES: Mapping[str, str] = MappingProxyType(
     | {"megatron": "megatron"}
 )
 """The operator table of each `--loss`, where its kernels are not those that the program records."""
-TABLES = (*KERNELS, FOREACH, *(f"loss-{name}" for name in dict.fromkeys(LOSSES.values())))
+TABLES = (*KERNELS, FOREACH, *ROWS.values(), *(f"loss-{name}" for name in dict.fromkeys(LOSSES.values())))
 
 
 class Operators(dict[str, Operator]):
@@ -47,11 +49,11 @@ class Operators(dict[str, Operator]):
         return ALONE
 
 
-def operators(kernels: str, *, loss: str = "", foreach: bool = False) -> Mapping[str, Operator]:
+def operators(kernels: str, *, loss: str = "", foreach: bool = False, by_rows: bool = False) -> Mapping[str, Operator]:
     """Return a choice of `--kernels`: its operators for each kernel event. Names that are not listed are `ALONE`.
 
     `loss` is `--loss`, whose kernels are the same in all choices; `foreach`: the optimizer uses PyTorch's foreach
-    kernels, which torch.compile leaves alone.
+    kernels, which torch.compile leaves alone; `by_rows`: casts to 8 bits scale rows and columns.
 
     Raises: InputError for an unknown choice, with the nearest one.
     """
@@ -59,7 +61,8 @@ def operators(kernels: str, *, loss: str = "", foreach: bool = False) -> Mapping
         near = did_you_mean(kernels, KERNELS, f"expected one of {', '.join(KERNELS)}")
         raise wrong("kernels", f" {kernels!r} is not known; {near}")
     tables = _packaged()
-    chosen = [kernels, *([FOREACH] if foreach else []), *([f"loss-{LOSSES[loss]}"] if loss in LOSSES else [])]
+    rows = [ROWS[kernels]] if by_rows and kernels in ROWS else []
+    chosen = [kernels, *rows, *([FOREACH] if foreach else []), *([f"loss-{LOSSES[loss]}"] if loss in LOSSES else [])]
     return Operators({name: row for table in chosen for name, row in tables[table].items()})
 
 

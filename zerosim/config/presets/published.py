@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from zerosim.config.parts.fp8 import Fp8Config, is_in_8_bits
+
 
 class Published(NamedTuple):
     """A share of the peak, and who reached it."""
@@ -32,6 +34,9 @@ BEST: Mapping[str, Published] = MappingProxyType(
 """By generation."""
 
 
-def best_published(gpu: str) -> Published | None:
-    """Return a device's figure by its name; None if nothing is known."""
-    return next((BEST[word] for word in gpu.split("-") if word in BEST), None)
+def best_published(gpu: str, fp8: Fp8Config) -> Published | None:
+    """Return a device's figure by its name; None if nothing is known.
+
+    MFU of products in 8 bits is a share of the peak of 16 bits too, so it may be twice as high. None is listed here.
+    """
+    return None if is_in_8_bits(fp8) else next((BEST[word] for word in gpu.split("-") if word in BEST), None)
