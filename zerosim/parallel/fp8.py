@@ -36,7 +36,7 @@ def _storing(made: Pieces, place: Place) -> Pieces:
 
 def exact_blocks(config: RunConfig) -> frozenset[int]:
     """Return the numbers of the blocks that are not in 8 bits."""
-    fp8, layers = config.fp8, config.model.layers
+    fp8, layers = config.fp8, config.model.depths[0]
     return frozenset([*range(fp8.exact_first), *range(layers - fp8.exact_last, layers)])
 
 

@@ -141,7 +141,7 @@ def _about(config: RunConfig) -> Iterator[str]:
         return
     fp8, products = config.fp8, products_of(config)
     exact = len(exact_blocks(config))
-    blocks = f"the linear maps of {counted(config.model.layers - exact, 'block')}" if exact else "blocks' linear maps"
+    blocks = f"blocks' linear maps, but those of {counted(exact, 'block')}," if exact else "blocks' linear maps"
     library = {"torchao": "torchao", "te": "Transformer Engine", "deepseek": "DeepSeek-V3"}[fp8.library]
     yield f"The products of {blocks} are in 8 bits, with {fp8.kind} scales, as in {library}."
     if products.saves_codes:
