@@ -35,6 +35,15 @@ VALUES_8 = {"fp8": "delayed", "fp8_exact_first": "1", "fp8_exact_last": "2", "fp
 """The same for products in 8 bits, which other values exclude."""
 BESIDE = {
     "no_fp8_wgrad": "--fp8 tensorwise --seq 16",
+    **dict.fromkeys(
+        (
+            "enable_fsdp_float8_all_gather",
+            "fp8_enable_fsdp_float8_all_gather",
+            "quantize.linear.float8.enable_fsdp_float8_all_gather",
+        ),
+        "--fp8 tensorwise --seq 16 --stage 3",
+    ),
+    **dict.fromkeys(("fp8_param", "fp8_primary_weights"), "--fp8 delayed --seq 16"),
     "load_in_4bit": "--lora-rank 2",
     "autocast_adapter_dtype": "--lora-rank 2",
     "cross_entropy_loss_fusion": "--tp 2",

@@ -257,6 +257,7 @@ def products(reading: Reading) -> dict[str, Any]:
     return {name: one for name, one in reading.values.items() if name.startswith("fp8")}
 
 
+DEFAULT = "accelerate's default, enable_fsdp_float8_all_gather true"
 LONG = {"fp8_amax_history": 1024, "fp8_amax_algo": "max"}
 """Transformer Engine's defaults, which accelerate leaves."""
 
@@ -316,16 +317,50 @@ def test_torchao_under_fsdp(tmp_path: Path) -> None:
     usual.check()
     config = config_of(usual, **FLAGS)
     assert (config.fp8.kind, config.reduction.compress, config.precision.stored) == ("tensorwise", "bf16", "bf16")
-    assert any("zerosim gathers them in 16 bits" in one for one in usual.notes)
+    assert (config.fp8.gather, usual.sources["fp8_gather"]) == (True, DEFAULT)
+    assert f"{DEFAULT}: FSDP gathers weights in 8 bits." in usual.notes
     off = reading(load, two, fp8="AO\n  enable_fsdp_float8_all_gather: false")
-    assert not any("zerosim gathers them in 16 bits" in one for one in off.notes)
+    assert products(off) == {"fp8": "tensorwise"}
+    assert not any("FSDP gathers weights" in one for one in off.notes)
     key = "fp8_config.enable_fsdp_float8_all_gather"
-    assert "FSDP gathers weights in 8 bits" in refused(reading(load, two, fp8=f"AO\n  {key[11:]}: true"))[key]
+    on = reading(load, two, fp8=f"AO\n  {key[11:]}: true")
+    on.check()
+    assert (on.sources["fp8_gather"], config_of(on, **FLAGS).fp8.gather) == (key, True)
+    assert not any("FSDP gathers weights" in one for one in on.notes)
     assert key in reading(load, fp8=f"AO\n  {key[11:]}: true").of("ignored")
     assert "cpu_ram_efficient_loading is not supported" in refused(reading(two))["mixed_precision"]
     named = reading(two, "fsdp_cpu_ram_efficient_loading: true")
     assert list(refused(named)) == ["fsdp_config.fsdp_cpu_ram_efficient_loading"]
     reading(two, fp8="TE").check()
+
+
+@pytest.mark.parametrize(
+    ("lines", "given", "beside"),
+    [
+        (("fsdp_offload_params: true",), {}, "--offload"),
+        ((), {"stage": 2}, "--stage 2"),
+        ((), {"lora_rank": 8}, "--lora-rank"),
+        ((), {"freeze": "*,!layers.31"}, "--freeze"),
+        ((), {"precision": "fp32"}, "--precision fp32"),
+        ((), {"optimizer_in_backward": True}, "--optimizer-in-backward"),
+        ((), {"fp8": "rowwise"}, "--fp8 rowwise"),
+        ((), {"fp8_library": "te"}, "--fp8-library te"),
+    ],
+)
+def test_other_options_exclude_gathers_in_eight_bits(
+    lines: tuple[str, ...], given: dict[str, Any], beside: str, tmp_path: Path
+) -> None:
+    fsdp = ("fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "fsdp_cpu_ram_efficient_loading: false",
+            "fsdp_version: 2", *lines)  # fmt: skip
+    section = "".join(f"  {line}\n" for line in fsdp)
+    text = f"mixed_precision: fp8\nfsdp_config:\n{section}fp8_config:\n  backend: AO\n"
+    usual = of(tmp_path, text, **given)
+    usual.check()
+    assert f"{DEFAULT}: FSDP gathers weights in 8 bits. Beside {beside} zerosim gathers them in 16 bits." in usual.notes
+    assert not config_of(usual, **{**FLAGS, **given}).fp8.gather
+    name = "fp8_config.enable_fsdp_float8_all_gather"
+    found = refused(of(tmp_path, f"{text}  {name[11:]}: true\n", **given))
+    assert found[name].startswith(f"FSDP gathers weights in 8 bits beside {beside}: not modelled")
 
 
 def test_training_arguments_replace_fp8(tmp_path: Path) -> None:

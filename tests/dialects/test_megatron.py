@@ -60,8 +60,8 @@ def test_given(name: str) -> None:
     assert {one.split()[0].rstrip(":") for one in expectation(name)["ignored"]} <= set(reading.of("ignored"))
     assert {said.key for said in reading.said} == set(reading.document.keys)
     assert not reading.of("auto")
-    if name == LLAMA:  # products in 8 bits are modelled by now
-        assert [one.key for one in reading.refusals] == ["--fp8-param-gather"]
+    if name == LLAMA:  # products and gathers in 8 bits are modelled by now
+        reading.check()
     elif name != MIXTRAL:  # experts too
         assert reading.refusals[0].key == expectation(name)["refuse"]["key"]
 
@@ -76,8 +76,10 @@ def test_given_without_eight_bits_and_with_experts() -> None:
 
 
 def test_given_in_eight_bits() -> None:
-    config = config_of(reading_of(LLAMA, "--fp8-param-gather"))
-    fp8 = config.fp8
+    reading = reading_of(LLAMA)
+    fp8 = config_of(reading).fp8
+    assert (fp8.param_gather, reading.sources["fp8_param_gather"]) == (True, "--fp8-param-gather")
+    assert not config_of(reading_of(LLAMA, "--fp8-param-gather")).fp8.param_gather
     assert (fp8.kind, fp8.library, fp8.form, fp8.exact_wgrad) == ("delayed", "te", "hybrid", False)
     assert (fp8.amax_history, fp8.amax_algo, fp8.margin) == (1024, "max", 0)
 
@@ -91,6 +93,10 @@ def test_given_in_eight_bits() -> None:
             "--fp8-format hybrid --fp8-margin 2 --fp8-amax-history-len 16 --fp8-amax-compute-algo max --no-fp8-wgrad",
             {"fp8": "delayed", "fp8_margin": 2, "fp8_amax_history": 16, "fp8_amax_algo": "max",
              "fp8_exact_wgrad": True},
+        ),
+        (
+            "--fp8-format hybrid --fp8-param-gather --use-distributed-optimizer",
+            {"fp8": "delayed", "fp8_param_gather": True},
         ),
         ("--fp8-format hybrid --fp8-recipe tensorwise", {"fp8": "tensorwise", "fp8_library": "te"}),
         ("--fp8-format e4m3 --fp8-recipe blockwise", {"fp8": "blockwise"}),
@@ -220,8 +226,12 @@ REFUSED = (
     ("--fp8-format hybrid --num-experts 8", "--fp8-format", "experts' maps in 8 bits"),
     ("--fp8-format hybrid --fp8-multi-head-attention", "--fp8-multi-head-attention", "attention in 8 bits"),
     (
-        "--fp8-format hybrid --fp8-param-gather --use-distributed-optimizer", "--fp8-param-gather",
-        "kept and gathered in 8 bits",
+        "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --use-distributed-optimizer", "--fp8-param-gather",
+        "kept and gathered in 8 bits beside --fp8 mxfp8",
+    ),
+    (
+        "--fp8-format hybrid --fp8-param-gather --bf16 --use-distributed-optimizer --optimizer-cpu-offload "
+        "--use-precision-aware-optimizer", "--fp8-param-gather", "kept and gathered in 8 bits beside --offload",
     ),
     ("--squared-relu", "--squared-relu", "not modelled"),
     ("--swiglu", "--swiglu", "no family here"),
@@ -459,7 +469,7 @@ DIFFERENT: dict[str, tuple[str, str]] = {
                      "--expert-model-parallel-size", "--expert-tensor-parallel-size"), ("same", "bytes traffic")),
     "--kv-channels": ("same", "all"),
     "--num-experts": ("same", "all"),
-    **dict.fromkeys(("--fp8-format", "--fp8-recipe"), ("same", "bytes traffic seconds")),
+    **dict.fromkeys(("--fp8-format", "--fp8-recipe", "--fp8-param-gather"), ("same", "bytes traffic seconds")),
 }  # fmt: skip
 """Context parallelism, experts, head_dim and 8 bits are options by now."""
 

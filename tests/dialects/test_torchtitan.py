@@ -16,8 +16,6 @@ from zerosim.dialects.torchtitan import TABLE, read
 from zerosim.errors import InputError
 
 OURS = [name for name in FILES if name.startswith("titan")]
-REFUSED = {"titan_llama3_405b.toml": ("quantize.linear.float8.enable_fsdp_float8_all_gather",)}
-"""By file, the keys that stop its plan. deepseek_v3's experts, latents and ep are modelled by now."""
 CHANGED: dict[str, dict[str, Any]] = {
     "titan_deepseek_v3_16b.toml": {
         "model": "deepseek-v2-lite",  # 27 blocks, 64 experts, 6 of them for a token, latent attention
@@ -44,6 +42,8 @@ MODELLED = {
     "model.converters": "same",
     "quantize.linear.float8.recipe_name": "same",
     "quantize.linear.float8.filter_fqns": "same",
+    "quantize.linear.float8.enable_fsdp_float8_all_gather": "same",
+    "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp": "near",
     "quantize.linear.mx.recipe_name": "same",
     "quantize.linear.mx.filter_fqns": "same",
     "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice": "ignored",
@@ -70,7 +70,7 @@ def test_given_file(name: str) -> None:
     found = reading_of(name)
     assert unlike(name, found, CHANGED[name]) == {}
     assert set(found.document.keys) == {said.key for said in found.said}
-    assert tuple(refusal.key for refusal in found.refusals) == REFUSED.get(name, ())
+    assert tuple(refusal.key for refusal in found.refusals) == ()
     for start in (line.partition(":")[0].rstrip("*.") for line in expectation(name)["ignored"]):
         keys = [key for key in found.document.keys if start in key]
         assert keys
@@ -86,9 +86,12 @@ def test_without_the_converter_the_rest_is_planned() -> None:
 
 
 def test_the_given_file_in_eight_bits() -> None:
-    found = reading_of("titan_llama3_405b.toml", "quantize.linear.float8.enable_fsdp_float8_all_gather")
+    name, gather = "titan_llama3_405b.toml", "quantize.linear.float8.enable_fsdp_float8_all_gather"
+    found = reading_of(name)
     found.check()
-    fp8 = config_of(found, **flags_of("titan_llama3_405b.toml")).fp8
+    fp8 = config_of(found, **flags_of(name)).fp8
+    assert (fp8.gather, found.sources["fp8_gather"]) == (True, gather)
+    assert not config_of(reading_of(name, gather), **flags_of(name)).fp8.gather
     assert (fp8.kind, fp8.library, fp8.exact_first, fp8.exact_last) == ("tensorwise", "torchao", 0, 0)
 
 
@@ -110,6 +113,10 @@ HEAD = {"filter_fqns": ["output"]}
             {"fp8": "rowwise", "fp8_exact_wgrad": True},
         ),
         ({"model": {"converters": ["float8"]}}, {"fp8": "tensorwise"}),
+        (
+            converted("float8", enable_fsdp_float8_all_gather=True, **HEAD),
+            {"fp8": "tensorwise", "fp8_gather": True},
+        ),
         (converted("mx"), {"fp8": "mxfp8", "fp8_library": "torchao"}),
         (
             converted("mx", recipe_name="mxfp8_cublas_rceil"),
@@ -127,6 +134,16 @@ def test_a_converter_is_eight_bits(sections: dict[str, Any], values: dict[str, A
     assert got == values
     found.check()
     config_of(found, ranks=8)
+
+
+def test_scales_of_gathers_are_all_reduced_once_a_step() -> None:
+    name = "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"
+    gathers = {"enable_fsdp_float8_all_gather": True}
+    once = reading(converted("float8", **gathers, **{name.rpartition(".")[2]: True}), ranks=8)
+    assert "one all-reduce for the scales of each unit" in once.of("understood")[name]
+    assert not any("a scale of each weight" in one for one in once.notes)
+    assert any("a scale of each weight" in one for one in reading(converted("float8", **gathers), ranks=8).notes)
+    assert name in reading(converted("float8", **{name.rpartition(".")[2]: True}), ranks=8).of("ignored")
 
 
 def test_a_short_name_is_noted() -> None:
@@ -160,8 +177,13 @@ def test_only_the_head_without_output_is_noted() -> None:
             "together with recipe_name",
         ),
         (
-            converted("float8", enable_fsdp_float8_all_gather=True), {"ranks": 8},
-            "quantize.linear.float8.enable_fsdp_float8_all_gather", "FSDP gathers weights in 8 bits: not modelled",
+            {**converted("float8", enable_fsdp_float8_all_gather=True), "training": {"enable_cpu_offload": True}},
+            {"ranks": 8}, "quantize.linear.float8.enable_fsdp_float8_all_gather",
+            "FSDP gathers weights in 8 bits beside --offload: not modelled",
+        ),
+        (
+            converted("float8", enable_fsdp_float8_all_gather=True), {"ranks": 8, "optimizer": "muon"},
+            "quantize.linear.float8.enable_fsdp_float8_all_gather", "in 8 bits beside --optimizer muon: not modelled",
         ),
         (
             converted("float8", filter_fqns=["attention.wk", "auto_filter_small_kn"]), {"ranks": 8},

@@ -79,12 +79,16 @@ EIGHT_BITS: tuple[dict[str, Any], ...] = (
     {"fp8": "mxfp8", "fp8_library": "torchao", "mx_rounding": "even"},
     {"fp8": "mxfp8", "fp8_library": "torchao", "mx_rounding": "rceil", "fp8_exact_last": 1},
     {"fp8": "mxfp8", "fp8_library": "torchao", "kernels": "compiled", "tp": 2},
+    {"fp8": "tensorwise", "fp8_gather": True, "fp8_exact_first": 1},
+    {"fp8": "tensorwise", "fp8_library": "te", "fp8_param_gather": True},
+    {"fp8": "delayed", "fp8_amax_history": 16, "fp8_amax_algo": "max", "fp8_param_gather": True},
+    {"fp8": "blockwise", "fp8_library": "deepseek", "fp8_param_gather": True},
 )
 
 
 def in_eight_bits(kind: str, values: Mapping[str, Any]) -> RunConfig:
     recipe = RECIPES.get(kind, "fsdp2")
-    stage = 1 if recipe == "megatron" else 3
+    stage = 1 if recipe == "megatron" and not values.get("fp8_gather") else 3
     return RunConfig(**PLAN_DEFAULTS, model="llama3-8b", ranks=8, seq=1024, recipe=recipe, stage=stage, **values)
 
 
@@ -109,6 +113,18 @@ def test_products_in_eight_bits_read_back(kind: str, values: dict[str, Any]) -> 
         ("megatron", EIGHT_BITS[3], ("--fp8-format hybrid", "--fp8-amax-compute-algo max"), set()),
         ("megatron", EIGHT_BITS[0], (), {"fp8"}),
         ("deepspeed", EIGHT_BITS[0], (), {"fp8"}),
+        ("accelerate", EIGHT_BITS[0], ("enable_fsdp_float8_all_gather: false",), set()),
+        ("accelerate", EIGHT_BITS[11], ("enable_fsdp_float8_all_gather: true",), {"fp8_exact_first"}),
+        ("accelerate", EIGHT_BITS[13], ("backend: TE",), {"fp8_param_gather"}),
+        (
+            "torchtitan-toml",
+            EIGHT_BITS[11],
+            ("enable_fsdp_float8_all_gather = true", "precompute_float8_dynamic_scale_for_fsdp = true"),
+            set(),
+        ),
+        ("megatron", EIGHT_BITS[12], ("--fp8-recipe tensorwise", "--fp8-param-gather"), set()),
+        ("megatron", EIGHT_BITS[13], ("--fp8-param-gather",), set()),
+        ("megatron", EIGHT_BITS[14], (), {"fp8", "fp8_library", "fp8_param_gather"}),
         ("torchtitan", EIGHT_BITS[2], ("Float8LinearConverter.Config(recipe_name=", '"layers.0."'), None),
         (
             "torchtitan",
@@ -126,6 +142,13 @@ def test_products_in_eight_bits_are_in_the_file_or_beside_it(
     assert all(one in made.text for one in said)
     beside = {name for name in made.rest if name.startswith(("fp8", "mx_"))}
     assert beside == (set(values) if rest is None else rest)
+
+
+def test_megatron_keeps_codes_of_divided_states_alone() -> None:
+    values = {"fp8": "delayed", "fp8_param_gather": True}
+    config = RunConfig(**PLAN_DEFAULTS, model="llama3-8b", ranks=8, seq=1024, recipe="megatron", stage=0, **values)
+    assert "--fp8-param-gather" not in write(config, "megatron", "out.sh").text
+    assert unequal(config, read_back(config, "megatron")) == {}
 
 
 def test_replicas_are_no_part_of_deepspeeds_file() -> None:

@@ -174,6 +174,8 @@ BAD = [
     ({"fp8": "tensorwise", "fp8_exact_first": 1, "fp8_exact_last": 1}, "no block of 2"),
     ({"fp8": "mxfp8", "mx_rounding": "floor"}, "te's is rceil"),
     ({"fp8": "nvfp4"}, "expected one of"),
+    ({"fp8": "tensorwise", "fp8_gather": True, "stage": 3, "precision": "bf16-pure"}, "bf16-pure has none"),
+    ({"fp8": "delayed", "fp8_param_gather": True, "precision": "fp32"}, "fp32 masters, and fp32 has none"),
 ]
 
 

@@ -75,12 +75,15 @@ class Fp8Config(Part):
 
     gather: bool = option(
         False, "with --fp8 tensorwise and torchao: stage 3 gathers codes of the maps' weights", flat="fp8_gather",
-        stages=(3,), words="enable_fsdp_float8_all_gather",
+        stages=(3,), switches=dict.fromkeys(
+            ("enable_fsdp_float8_all_gather", "fp8_enable_fsdp_float8_all_gather",
+             "quantize.linear.float8.enable_fsdp_float8_all_gather"), True,
+        ),
     )  # fmt: skip
     param_gather: bool = option(
         False, "with --fp8-library te or deepseek: the maps' weights are stored and gathered as codes, beside fp32 "
         "masters",
-        flat="fp8_param_gather", words="fp8_param_gather fp8_primary_weights",
+        flat="fp8_param_gather", switches={"fp8_param": True, "fp8_primary_weights": True},
     )  # fmt: skip
 
     def _check(self) -> None:
@@ -198,6 +201,9 @@ def rules(
         yield refuse("codes replace values of 16 or 32 bits; choose precision bf16")
     if model.has_experts and fp8.library != "torchao":
         yield refuse("experts' maps in 8 bits are not modelled; fp8_library torchao leaves them as they are")
+    if (fp8.gather or fp8.param_gather) and not precision.has_masters:
+        name = "fp8_gather" if fp8.gather else "fp8_param_gather"
+        yield wrong(name, f": codes are cast from fp32 masters, and {precision.param_dtype} has none; choose bf16")
     if fp8.kind == "delayed" and (saving.folder is not None or saving.resume is not None):
         yield refuse("a checkpoint has no amax histories, so that a run would not go on as it was; choose tensorwise")
     if fp8.exact_first + fp8.exact_last >= model.layers:
@@ -247,13 +253,6 @@ LACKING = (
         "te_fp8_mha fp8_dot_product_attention fp8_multi_head_attention",
         "attention in 8 bits",
         "--fp8 is for the linear maps",
-    ),
-    ("fp8_param_gather fp8_param", "weights that are kept in 8 bits", "--fp8 casts weights of 16 bits in each product"),
-    (
-        "fp8_enable_fsdp_float8_all_gather enable_fsdp_float8_all_gather "
-        "quantize.linear.float8.enable_fsdp_float8_all_gather",
-        "gathers of weights in 8 bits",
-        "--fp8 gathers them in 16 bits",
     ),
     ("quantize.grouped_mm.*", "experts' maps in 8 bits", "--fp8 tensorwise leaves experts in 16 bits"),
 )

@@ -6,6 +6,7 @@ from zerosim.dialects.accelerate import plugins
 from zerosim.dialects.accelerate.fp8 import eight_bits
 from zerosim.dialects.accelerate.keys import SECTIONS, TABLE, TOP, TYPES
 from zerosim.dialects.accelerate.mesh import parallelism
+from zerosim.dialects.fp8 import check_codes
 from zerosim.dialects.fsdp import HALVES, formats, half_of
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.dialects.rows import Row, by_key
@@ -47,6 +48,7 @@ def read(document: Document, context: Context) -> Reading:
         formats(notes, "mixed_precision", half, way, tuned=tuned)
     if kind:
         parallelism(notes, kind)
+    check_codes(notes)
     _compiled(notes)
     _unused(notes, kind)
     notes.walk_rows()

@@ -213,8 +213,8 @@ TABLE: tuple[Row, ...] = (
         "and weights' gradients; true is 16 bits", "--fp8-exact-wgrad for the last", "same", "seconds"),
     Row("fp8_config.fp8_use_mxfp8_block_scaling", boolean, False, "TE: MXFP8 in place of delayed scaling",
         "--fp8 mxfp8", "same", "seconds"),
-    Row("fp8_config.fp8_enable_fsdp_float8_all_gather", boolean, True, "AO: FSDP2 gathers weights in 8 bits", "",
-        "missing", "seconds"),
+    Row("fp8_config.fp8_enable_fsdp_float8_all_gather", boolean, True, "AO: FSDP2 gathers weights in 8 bits",
+        "--fp8-gather", "same", "seconds"),
     Row("fp8_config.fp8_pad_inner_dim fp8_config.fp8_interval fp8_config.fp8_use_autocast_during_eval "
         "fp8_config.fp8_opt_level", anything, None, "no bytes of a step", **_NO),
     Row("dynamo_config.dynamo_backend dynamo_backend", word_of(*BACKENDS), "NO", "torch.compile", "--kernels compiled",

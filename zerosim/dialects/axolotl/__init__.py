@@ -11,7 +11,7 @@ from zerosim.dialects.accelerate.keys import STRATEGIES
 from zerosim.dialects.axolotl import loss as axolotl_loss
 from zerosim.dialects.axolotl.adapters import adapter
 from zerosim.dialects.axolotl.keys import TABLE
-from zerosim.dialects.fp8 import RECIPES, gathers_codes
+from zerosim.dialects.fp8 import RECIPES, check_codes, gathers_codes
 from zerosim.dialects.fsdp import Fsdp, formats, shard
 from zerosim.dialects.huggingface import value
 from zerosim.dialects.reading import Context, Document, Notes, Reading
@@ -47,6 +47,7 @@ def read(document: Document, context: Context) -> Reading:
     _mesh(notes, way)
     axolotl_loss.losses(notes, BY)
     _unknown(notes)
+    check_codes(notes)
     hf.walk_rest(notes)
     return notes.reading(READ_AS)
 
@@ -122,7 +123,7 @@ def _eight_bits(notes: Notes, way: str) -> None:
     if gathers and recipe != "tensorwise":
         why = "ValueError: fp8_enable_fsdp_float8_all_gather only supports the tensorwise recipe"
         notes.refuse(gather, BY, why, "leave it out beside rowwise")
-    elif way == "fsdp":
+    elif way == "fsdp" and gather not in notes.said:
         gathers_codes(notes, gather, is_on=gathers)
     notes.note(SKIPPED)
 

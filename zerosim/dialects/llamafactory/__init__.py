@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerosim.dialects import huggingface as hf
 from zerosim.dialects import trainer
+from zerosim.dialects.fp8 import check_codes
 from zerosim.dialects.huggingface import value
 from zerosim.dialects.llamafactory.fp8 import eight_bits
 from zerosim.dialects.llamafactory.keys import TABLE
@@ -37,6 +38,7 @@ def read(document: Document, context: Context) -> Reading:
     _activations(notes, kind)
     _optimizers(notes, kind)
     _length(notes)
+    check_codes(notes)
     hf.walk_rest(notes)
     return notes.reading(READ_AS)
 

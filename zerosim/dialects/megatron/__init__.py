@@ -5,6 +5,7 @@ Read as Megatron-LM d98e8a6: its argparse takes no abbreviations, `--a=b`, and t
 
 from __future__ import annotations
 
+from zerosim.dialects.fp8 import check_codes
 from zerosim.dialects.megatron.args import MEGATRON, SWIFT_READER, arguments_of, say_rest
 from zerosim.dialects.megatron.layout import layout_of
 from zerosim.dialects.megatron.model import model_of
@@ -29,6 +30,7 @@ def read(document: Document, context: Context) -> Reading:
     states_of(arguments, layout)
     step_of(arguments, layout)
     training_of(arguments)
+    check_codes(arguments.notes)
     say_rest(arguments)
     return arguments.notes.reading(SWIFT_READER if arguments.is_swift else MEGATRON)
 

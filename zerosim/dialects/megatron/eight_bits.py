@@ -65,7 +65,7 @@ def _products(arguments: Arguments) -> None:
             arguments.tell(name, "understood", f"{arguments[name]}")
         if wgrad:
             arguments.sets("--no-fp8-wgrad", fp8_exact_wgrad=True)
-    if arguments.has(GATHER):
+    if arguments.has(GATHER) and arguments.key(GATHER) not in arguments.notes.said:
         keeps_codes(arguments.notes, arguments.key(GATHER))
     arguments.lacks("--tp-only-amax-red", "amaxes of the ranks along dp are reduced here too", costs=False)
 

@@ -53,8 +53,9 @@ _PRECISION = (
         "bytes seconds"),
     off("--tp-only-amax-red", "ranks along dp have amaxes of their own", "", "missing", "traffic"),
     of("--fp4-format", word("e2m1"), None, "products in 4 bits", "", "missing", "bytes traffic seconds"),
-    off("--fp8-param-gather --fp4-param-gather", "parameters are gathered in 8 or 4 bits", "", "missing",
-         "bytes traffic seconds"),
+    off("--fp8-param-gather", "parameters are kept and gathered in 8 bits", "--fp8-param-gather", "same",
+        "bytes traffic seconds"),
+    off("--fp4-param-gather", "parameters are gathered in 4 bits", "", "missing", "bytes traffic seconds"),
 )  # fmt: skip
 _STATES = (
     off("--use-distributed-optimizer", "ZeRO stage 1", "--stage 1", "same", "bytes traffic"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerosim.dialects.fp8 import check_codes
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.dialects.rows import by_key
 from zerosim.dialects.torchtitan.keys import OLD, TABLE
@@ -47,6 +48,7 @@ def read(document: Document, context: Context) -> Reading:
     compiler(setup)
     quantized(setup)
     _others(setup)
+    check_codes(notes)
     notes.walk_rows()
     return notes.reading(READER)
 

@@ -19,6 +19,10 @@ ROUNDINGS = {"mxfp8_cublas": "floor", "mxfp8_cublas_rceil": "rceil", "mxfp8_emul
 """By torchao's recipe for MX, how scales are rounded."""
 _NO_BLOCKS = ("output", "router.gate")
 """Names of filter_fqns that are no part of a block's linear maps here: the head, and the router of experts."""
+_ONCE = (
+    "Without precompute_float8_dynamic_scale_for_fsdp torchao all-reduces a scale of each weight before its gather; "
+    "zerosim all-reduces the scales of a unit once, after the update."
+)
 _BLOCK = re.compile(r"layers\.(\d+)\.?")
 
 
@@ -70,7 +74,13 @@ def _float8(setup: Setup) -> None:
     else:
         notes.tell(gather, "ignored", "one rank along dp_shard: nothing is gathered in 8 bits")
     once = f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp"
-    notes.tell(once, "ignored", "its one all-reduce for all scales is of gathers in 8 bits")
+    if "fp8_gather" not in notes.values:
+        notes.tell(once, "ignored", "its one all-reduce for all scales is of gathers in 8 bits")
+    elif keys[once]:
+        notes.tell(once, "understood", "after an update one all-reduce for the scales of each unit")
+    else:
+        notes.tell(once, "understood", "off")
+        notes.note(_ONCE)
     if keys[f"{FLOAT8}.emulate"]:
         notes.lacks(f"{FLOAT8}.emulate", "the same values by 16-bit products, for tests", costs=False)
     else:

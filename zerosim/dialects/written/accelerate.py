@@ -79,7 +79,7 @@ def _eight_bits(config: RunConfig) -> dict[str, Any]:
     if _precision(config) != "bf16":  # accelerate's fp8 computes the rest in bf16
         return {}
     if recipe_of(fp8) == "tensorwise":
-        return {"backend": "AO", "enable_fsdp_float8_all_gather": False}
+        return {"backend": "AO", "enable_fsdp_float8_all_gather": fp8.gather}
     if fp8.library != "te" or fp8.kind not in ("delayed", "mxfp8"):
         return {}
     keys: dict[str, Any] = {"backend": "TE", "fp8_format": fp8.form.upper()}

@@ -256,6 +256,7 @@ def _eight_bits(config: RunConfig) -> list[str]:
     if not fp8.is_on or fp8.library != "te" or not config.parallel.transformer_engine:
         return []
     delays, ends = fp8.kind == "delayed", (fp8.exact_first, fp8.exact_last)
+    gathers = fp8.param_gather and config.parallel.zero_stage > 0  # Megatron refuses it for states that are whole
     exact = any(ends) and max(ends) <= most and not delays  # delayed scaling refuses it
     return arguments(
         ("fp8-format", fp8.form),
@@ -264,6 +265,7 @@ def _eight_bits(config: RunConfig) -> list[str]:
         ("fp8-amax-history-len", fp8.amax_history if delays else None),
         ("fp8-amax-compute-algo", fp8.amax_algo if delays else ""),
         ("no-fp8-wgrad", fp8.exact_wgrad and delays),
+        ("fp8-param-gather", gathers),
         ("first-last-layers-bf16", exact),
         ("num-layers-at-start-in-bf16", str(ends[0]) if exact else ""),
         ("num-layers-at-end-in-bf16", str(ends[1]) if exact else ""),

@@ -15,6 +15,7 @@ from zerosim.errors import wrong
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 OFFLOADED = {"optimizer=host,params=host", "params=host,optimizer=host"}
 AXES = ("tp", "cp", "ep")
+_GATHERS = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
 DEFAULTS: Mapping[str, Any] = {
     "data_parallel_replicate_degree": 1,
     "tensor_parallel_degree": 1,
@@ -201,7 +202,8 @@ def quantized(config: RunConfig) -> dict[str, dict[str, Any]]:
     """Return the section of torchao's products; none for another library's, which torchtitan lacks."""
     fp8, filters = config.fp8, filters_of(config)
     if recipe := recipe_of(fp8):
-        return {FLOAT8: {"recipe_name": recipe, "filter_fqns": filters}}
+        gathers = dict.fromkeys(_GATHERS, True)  # without recipe_name, beside which torchtitan refuses them
+        return {FLOAT8: {**(gathers if fp8.gather else {"recipe_name": recipe}), "filter_fqns": filters}}
     names = {rounding: name for name, rounding in ROUNDINGS.items() if name != "mxfp8_emulated"}
     is_cut = config.value("tp") > 1 and config.value("kernels") == "compiled"  # torchtitan refuses it
     if fp8.kind != "mxfp8" or fp8.library != "torchao" or fp8.exact_wgrad or is_cut:
