@@ -34,7 +34,7 @@ def _matrices(seed: int) -> list[tuple[Any, ...]]:
 
 
 def _block(random: Any, count: int, size: float, sign: int) -> Any:
-    """Draw numbers, the largest of this sign and 448 times a number of few bits, the smallest 2^-9 times that number."""
+    """Draw numbers, the largest of this sign and 448 times a number of few bits, the smallest 2^-9 times that."""
     if not size:
         return np.zeros(count, np.float32)
     digits, exponent = math.frexp(size * random.uniform(1, 2))
