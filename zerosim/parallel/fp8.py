@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zerosim.config import RunConfig
-from zerosim.config.parts.fp8 import Fp8Config
 from zerosim.functional.fp8_recipes import History, Products, deepseek, torchao, transformer_engine
 from zerosim.parallel.pieces import Pieces, Place
 
@@ -25,14 +24,11 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
 
 def products_of(config: RunConfig) -> Products:
     """Return the products of the run's recipe. Weights that stage 3 frees have no codes that stay."""
-    return products_by(config.fp8, stays=config.parallel.zero_stage < 3)
-
-
-def products_by(fp8: Fp8Config, *, stays: bool) -> Products:
-    """Return a recipe's products. `stays`: a weight's codes may stay from step to step."""
+    fp8 = config.fp8
     if fp8.library == "torchao":
         return torchao(fp8.kind, fp8.rounding, exact_wgrad=fp8.exact_wgrad)
     if fp8.library == "deepseek":
         return deepseek()
     history = History(fp8.amax_history, fp8.amax_algo)
+    stays = config.parallel.zero_stage < 3
     return transformer_engine(fp8.kind, fp8.form, history, fp8.margin, exact_wgrad=fp8.exact_wgrad, caches=stays)

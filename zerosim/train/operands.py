@@ -19,15 +19,14 @@ from zerosim.backends.numpy.narrow import Fates
 from zerosim.comm.collectives import Comm
 from zerosim.comm.runtime import launch
 from zerosim.config import RunConfig
-from zerosim.config.parts.fp8 import SCALINGS, Fp8Config
+from zerosim.config.parts.fp8 import SCALINGS
 from zerosim.device.device import Device, Phase
 from zerosim.device.work import DGRAD, LINEAR
 from zerosim.errors import wrong
-from zerosim.functional.fp8_recipes import History, Products
+from zerosim.functional.fp8_recipes import History, Products, torchao, transformer_engine
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
-from zerosim.parallel.fp8 import products_by
 from zerosim.tensor import float8
 from zerosim.tensor.float8 import KINDS, Casting
 from zerosim.train.rank import Progress
@@ -96,9 +95,14 @@ class Operands:
         }
 
 
-_PRODUCTS: Mapping[str, Products] = MappingProxyType(
-    {scaling: products_by(Fp8Config(kind=scaling), stays=True) for scaling in SCALINGS}
-)
+def _products(scaling: str) -> Products:
+    """Return the products of `--fp8`'s default library."""
+    if scaling in ("tensorwise", "rowwise"):
+        return torchao(scaling, "floor", exact_wgrad=False)
+    return transformer_engine(scaling, "e4m3", History(1, "most_recent"), 0, exact_wgrad=False, caches=False)
+
+
+_PRODUCTS: Mapping[str, Products] = MappingProxyType({scaling: _products(scaling) for scaling in SCALINGS})
 
 
 def casting_of(cast: Cast) -> Casting:
