@@ -55,6 +55,12 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--size 1x1", "size 1x1: expected 5x3 to 40x40 inches"),
         ("--lr 1e30", "is not finite at step 1"),
     ],
+    "plot operands --steps 2 -q -o p.svg": [
+        ("--ranks 4", "--ranks 4: operands are counted with --ranks 1; leave it out"),
+        ("--fp8 mxfp8", "--fp8 mxfp8: operands are counted with --fp8 none; leave it out"),
+        ("--lora-rank 4", "--lora-rank 4: operands are counted with --lora-rank 0; leave it out"),
+        ("--model flat --params 1K --units 1", "has no blocks with linear maps"),
+    ],
     "plot throughput --gpu a100-80 -o p.svg": [
         ("--sizes 1,2 --ranks-list 1", "choose one"),
         ("--sizes gtp2", "did you mean"),

@@ -30,6 +30,7 @@ from zerosim.parallel.offload import OffloadedGradients
 from zerosim.parallel.secondary import Secondary
 from zerosim.placement import partition
 from zerosim.placement.context import ContextCut
+from zerosim.tensor import float8
 """
 
 REDUCES = """\
@@ -225,6 +226,14 @@ def my_recut(pieces, numel, ranks):
     parts = [partition.slice_of(numel, rank, ranks) for rank in range(ranks)]
     padded = np.pad(state, (0, parts[-1].stop - numel))
     return [(part.start, part.stop, padded[part.start : part.stop]) for part in parts]
+"""),
+    "scale": ("amax_of", """\
+def my_scale(values, block):
+    casting = float8.Casting(float8.E4M3, block)
+    amax = float8.amax_of(np, casting, values)
+    scales = np.empty_like(amax)
+    float8.scales_from(np, casting, amax, scales)
+    return scales
 """),
     "hole": ("slice_of", """\
 def my_hole(files, sizes, ranks):

@@ -10,7 +10,8 @@ import pytest
 
 import zerosim
 from zerosim.errors import InputError
-from zerosim.lessons.formats import range_figure, ticks_figure
+from zerosim.lessons.formats import in_8_bits, range_figure, ticks_figure
+from zerosim.tensor.float8 import E4M3, Casting
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,10 @@ def test_a_bar_for_every_format_and_a_hill_for_every_scale(cells: dict[str, Any]
     (axes,) = range_figure(cells["limits"], np.array([1e-3, -1e-4, 0.0]), (1.0, 2.0**16)).axes
     words = {text.get_text() for text in axes.texts}
     assert {"fp16", "bf16", "fp32", "gradients", "gradients times 2¹⁶", "2⁻²⁴"} <= words
+
+
+@pytest.mark.parametrize("casting", [Casting(E4M3, (1, 32)), Casting(E4M3, (1, 32), "e8m0", "rceil")])
+def test_a_matrix_comes_back_from_8_bits_to_three_digits(casting: Casting) -> None:
+    values = np.random.default_rng(0).uniform(1, 2, (4, 64)).astype(np.float32)
+    back = in_8_bits(casting, values)
+    assert 0 < np.abs(back / values - 1).max() <= 1 / 16

@@ -1,5 +1,5 @@
 """The runs of `zerosim plot`'s figures of one run, and their numbers: a step's memory and time, microbatches,
-gradients.
+gradients, operands in 8 bits.
 
 `report/plots/` draws the pictures. Figures of several runs are in `plot_runs.py`.
 """
@@ -7,6 +7,8 @@ gradients.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.cli.options import training_config
@@ -218,16 +220,28 @@ def trained(args: argparse.Namespace, config: RunConfig) -> RunResult:
         return run(config, progress=progress)
 
 
-def on_one_rank(args: argparse.Namespace) -> Asked:
+def of_gradients(args: argparse.Namespace) -> Asked:
     """Build the run whose gradients are counted. Raises: InputError for flags that counting fixes."""
-    from zerosim.train import gradients
+    from zerosim.train.gradients import FIXED, on_one_rank
 
-    for name, value in gradients.FIXED.items():
+    _check_fixed(args, "gradients", FIXED)
+    return Asked(on_one_rank(training_config(args)))
+
+
+def of_operands(args: argparse.Namespace) -> Asked:
+    """Build the run whose operands are counted. Raises: InputError for flags that counting fixes."""
+    from zerosim.train.operands import FIXED, on_one_rank
+
+    _check_fixed(args, "operands", FIXED)
+    return Asked(on_one_rank(training_config(args)))
+
+
+def _check_fixed(args: argparse.Namespace, what: str, fixed: Mapping[str, str | int | None]) -> None:
+    for name, value in fixed.items():
         if getattr(args, name, value) != value:
-            always = f"gradients are counted with {flag_of(name)} {value}"
+            always = f"{what} are counted with {flag_of(name)} {value}"
             why = "every loss scale is tried" if value is None else always
             raise InputError(f"{flag_of(name)} {getattr(args, name)}: {why}; leave it out")
-    return Asked(gradients.on_one_rank(training_config(args)))
 
 
 def gradients(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
@@ -245,3 +259,29 @@ def gradients(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn
     lost = [(name, found.share(name, 0)) for name in FORMATS]
     said = ", ".join(f"{name} {share['to_zero'] + share['overflowed']:.2%}" for name, share in lost)
     return Drawn(figure, found.to_dict(), f"; lost without a loss scale: {said}")
+
+
+def operands(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
+    """Count the fates of a run's operands in 8 bits, and draw them."""
+    from zerosim.config.parts.fp8 import SCALINGS
+    from zerosim.report.plots import operands_figure
+    from zerosim.report.plots.operands import CALLED, FATES, percent
+    from zerosim.report.progress import progress_on
+    from zerosim.train.operands import FORMATS, OPERANDS, count_operands
+    from zerosim.train.run import DEFAULT_STEPS
+
+    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
+    with progress_on(human_stream(args), 1, steps, "operands", quiet=args.quiet) as progress:
+        found = count_operands(config, progress=progress)
+    subtitle = f"{config.model.name} on one rank, {config.precision.stored} with {config.optim.optimizer}"
+    figure = operands_figure(found, subtitle=subtitle, theme=args.theme, size=args.size)
+
+    lines = list[str]()
+    for operand in OPERANDS:
+        heads = "".join(f"{words:>14}" for words in ("keeps digits", *(words for words, _ in FATES.values())))
+        lines += ["", f"{CALLED[operand]:<16}{heads}"]
+        for form, scaling in product(FORMATS, SCALINGS):
+            share = found.share(operand, scaling, form)
+            lost = "".join(f"{percent(share[what]) + ' %':>14}" for what in FATES)
+            lines.append(f"{form} {scaling:<11}{100 * share['full']:>12.3f} %{lost}")
+    return Drawn(figure, found.to_dict(), "\n".join(lines))

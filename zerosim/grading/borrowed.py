@@ -45,7 +45,7 @@ from zerosim.parallel.tensor import Borders
 from zerosim.parallel.ulysses import Ulysses
 from zerosim.placement import partition
 from zerosim.placement.context import ContextCut
-from zerosim.tensor import flat
+from zerosim.tensor import flat, float8
 
 _MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks, experts, deepspeed_auto)
 """Their functions are never called by an exercise's run itself."""
@@ -119,7 +119,7 @@ def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
         TopK,
         ContextCut,
     )
-    modules = *_MODULES, partition, flat, clock, slots, norm, optimizers
+    modules = *_MODULES, partition, flat, float8, clock, slots, norm, optimizers
     owners: list[type | ModuleType] = [*(strategies or [Strategy]), *classes, Ulysses, Balance, *modules]
     return [(each, name) for each in owners if _has(each, name) and within in ("", each.__name__)]
 

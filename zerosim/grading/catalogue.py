@@ -30,6 +30,7 @@ from zerosim.grading import (
     pipelines,
     placing,
     saving,
+    scaling,
     second_shard,
     traffic,
     tuning,
@@ -177,6 +178,7 @@ EXERCISES: tuple[Exercise, ...] = (
     exercise("auto", skeletons.my_auto, examine=filling.AUTO),
     exercise("hole", skeletons.my_hole, examine=saving.HOLE),
     exercise("recut", skeletons.my_recut, examine=saving.RECUT),
+    exercise("scale", skeletons.my_scale, examine=scaling.SCALES),
 )
 
 

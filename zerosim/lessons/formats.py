@@ -1,6 +1,6 @@
 """The pictures of notebook 02: the ranges of number formats above the sizes of gradients, and single numbers as ticks.
 
-The caller brings the numbers; this file knows only a format's colour.
+The caller brings the numbers; the pictures know only a format's colour. Matrices there and back in 8 bits are here too.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerosim.dtypes import uint8
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import THEME, Sheet
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
+from zerosim.tensor import float8
+from zerosim.tensor.float8 import Casting
 
-_COLORS = {"fp16": 5, "bf16": 1, "fp32": 3}  # places in LINE_PAINTS
+_COLORS = {"fp16": 5, "bf16": 1, "fp32": 3, "e4m3": 2, "e5m2": 4}  # places in LINE_PAINTS
 _LOG_LOW, _LOG_HIGH = -152, 132
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -86,6 +89,16 @@ def ticks_figure(values: Mapping[str, Any], low: float, high: float) -> Picture:
         for value in (low, high):
             sheet.write((value, row - 0.45), f"{value:g}", scale=0.85, color=THEME.muted)
     return sheet.picture()
+
+
+def in_8_bits(casting: Casting, values: Any) -> Any:
+    """Return what is left of a float32 matrix in 8 bits: its codes' values times their scales."""
+    (shape, _), (of_scales, kind) = casting.arrays(*values.shape)
+    codes, scales = np.empty(shape, np.uint8), np.empty(of_scales, np.uint8 if kind is uint8 else np.float32)
+    float8.quantize(np, casting, values, codes, scales)
+    out = np.empty(shape, np.float32)
+    float8.decode(np, casting, codes, scales, out)
+    return out
 
 
 def _power(value: float) -> str:

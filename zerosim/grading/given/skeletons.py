@@ -425,3 +425,8 @@ def my_recut(
 ) -> list[tuple[int, int, Array]]:
     """Return (start, stop, values) for each rank, rank 0 first."""
     raise NotImplementedError("my_recut: return a piece for each rank")
+
+
+def my_scale(values: Array, block: tuple[int, int]) -> Array:
+    """Return each block's scale. values: float32 (rows, columns)."""
+    raise NotImplementedError("my_scale: return a scale for each block")

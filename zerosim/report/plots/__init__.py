@@ -11,6 +11,7 @@ from zerosim.report.plots.descent import descent_figure as descent_figure
 from zerosim.report.plots.experts import experts_figure as experts_figure
 from zerosim.report.plots.flow import flow_figure as flow_figure
 from zerosim.report.plots.gradients import gradients_figure as gradients_figure
+from zerosim.report.plots.operands import operands_figure as operands_figure
 from zerosim.report.plots.optimizers import optimizers_figure as optimizers_figure
 from zerosim.report.plots.overlap import overlap_figure as overlap_figure
 from zerosim.report.plots.ownership import stage_figure as stage_figure
