@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from zerosim.cli.parser import flag_of
 from zerosim.config import RunConfig
 from zerosim.config.parts.experts import ExpertsConfig
+from zerosim.config.parts.fp8 import Fp8Config
 from zerosim.config.parts.memory import LOSSES
 from zerosim.config.parts.model import EXPERT_SIZES
 from zerosim.errors import InputError
@@ -72,10 +73,11 @@ NOT_DRAWN = (
         "paged_states",
     ),
     *("ep", "etp", *EXPERT_SIZES, *ExpertsConfig.options()),
+    *Fp8Config.options(),
 )
 """Other machines, files, checkpoints (`state/test_resume.py`), text, what `crosses.of_family` gives, numbers on which
-no byte depends, an option for larger models (`optim/test_paging.py`), and experts, which
-`parallel/test_expert_parallel.py` draws."""
+no byte depends, an option for larger models (`optim/test_paging.py`), experts, which
+`parallel/test_expert_parallel.py` draws, and products in 8 bits, for larger widths (`train/test_fp8_runs.py`)."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),
