@@ -24,6 +24,7 @@ from typing import NamedTuple
 from zerosim.analysis.interval import Interval, Measured, interval
 from zerosim.config import RunConfig
 from zerosim.config.inputs import read_toml
+from zerosim.config.parts.fp8 import is_in_8_bits
 
 FILE = Path(__file__).parent / "memory_errors.toml"
 ALLOCATED, DEVICE = "allocated", "nvidia-smi"
@@ -61,6 +62,8 @@ def memory_class(config: RunConfig, number: str) -> MemoryClass:
 def memory_interval(config: RunConfig, number: str) -> Interval[MemoryClass] | None:
     """Return the interval of a plan's peak, for one of the measured numbers; None if no such run was measured."""
     if config.parallel.recipe == "paper" or not config.model.has_blocks or config.offload.is_on:
+        return None
+    if is_in_8_bits(config.fp8):
         return None
     return interval(memory_class(config, number), read_peaks())
 

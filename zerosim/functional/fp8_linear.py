@@ -119,7 +119,8 @@ class Map8(NamedTuple):
     def weight_codes(self, device: Device, at: int, *, across: bool) -> Coded:
         """Return a weight's codes for forward or, `across`, for the input's gradient."""
         if (stored := self._stored(at)) is not None:
-            return self._turned(device, at, stored) if across else stored
+            turned = self._turned(device, at, stored)  # also in the first forward, so that all steps are alike
+            return turned if across else stored
         kind = Kind.PARAM if self.products.caches else Kind.TEMP
         ways = [
             Wanted(self.products.forward.right, kind=kind),

@@ -40,7 +40,7 @@ def exact_blocks(config: RunConfig) -> frozenset[int]:
     return frozenset([*range(fp8.exact_first), *range(layers - fp8.exact_last, layers)])
 
 
-def is_in_8_bits(unit: str, weight: WeightSpec, exact: Collection[int]) -> bool:
+def multiplies_in_8_bits(unit: str, weight: WeightSpec, exact: Collection[int]) -> bool:
     """Return whether a weight of this unit is a linear map's whose products are in 8 bits."""
     return is_matrix_of_map(weight.name, weight.shape, weight.role) and is_block(unit) and number_of(unit) not in exact
 
@@ -49,7 +49,7 @@ def has_codes(config: RunConfig, flat: FlatSpec) -> bool:
     """Return whether a flat buffer's weights are stored as codes of 8 bits, beside masters."""
     if not (config.fp8.gather or config.fp8.param_gather) or not flat.weights:
         return False
-    return is_in_8_bits(flat.unit, flat.weights[0], exact_blocks(config))
+    return multiplies_in_8_bits(flat.unit, flat.weights[0], exact_blocks(config))
 
 
 def products_of(config: RunConfig) -> Products:

@@ -18,7 +18,7 @@ from zerosim.analysis.zero_gathers import kept_for_next
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import gathers_params
 from zerosim.functional.fp8_recipes import Products
-from zerosim.parallel.fp8 import exact_blocks, has_codes, is_in_8_bits, products_of
+from zerosim.parallel.fp8 import exact_blocks, has_codes, multiplies_in_8_bits, products_of
 from zerosim.placement.spec import WeightSpec, is_block
 from zerosim.placement.stages import number_of
 from zerosim.units import counted
@@ -80,7 +80,7 @@ def _letters(asked: Asked) -> dict[str, int]:
         for name in asked.share.numels
         for unit in [asked.placed.layout.flats[name].unit]
         for weight in asked.placed.layout.flats[name].weights
-        if is_in_8_bits(unit, weight, exact)
+        if multiplies_in_8_bits(unit, weight, exact)
     ]
     kept = dict[str, int]()
     if products.stores_codes:
