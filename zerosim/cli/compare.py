@@ -29,6 +29,7 @@ from zerosim.cli.streams import one_voice
 from zerosim.config import OPTIONS, WITH_VALUES, RunConfig
 from zerosim.config.option import known_word
 from zerosim.config.parts.compression import steps_until_coded
+from zerosim.config.parts.fp8 import SCALINGS
 from zerosim.config.parts.precision import FLOATS, PURE, ROUNDINGS
 from zerosim.config.parts.reduction import COMPRESSION_OPTIONS, COMPRESSIONS
 from zerosim.config.parts.saving import named
@@ -51,6 +52,7 @@ AXES: Mapping[str, tuple[str, Collection[str], str]] = {
     "recipes": ("recipe", (*NAMES, USUAL), "at one --stage"),
     "optimizers": ("optimizer", OPTIMIZERS, "at one --stage"),
     "precisions": ("precision", (*FLOATS, PURE, *(f"{PURE}:{kind}" for kind in ROUNDINGS)), "such as bf16-pure:kahan"),
+    "scalings": ("scaling", ("none", *SCALINGS), "of products in 8 bits, at one --stage"),
     "compressions": ("compression", COMPRESSIONS, "of gradients, at one --stage"),
     "memories": ("memory", MEMORIES, "of the optimizer's states and, at stage 3, of parameters"),
 }
@@ -157,7 +159,7 @@ def _flags(what: str, name: str, args: argparse.Namespace) -> Flags:
     if what == "memory":
         stage = run_config(argparse.Namespace(**{**vars(args), "offload": "optimizer=host"})).states_stage
         return {"offload": "" if name == DEVICE else f"optimizer={name}" + f",params={name}" * (stage == 3)}
-    return {what: name}
+    return {"fp8" if what == "scaling" else what: name}
 
 
 def _configs(args: argparse.Namespace, columns: Mapping[str, Flags], *, is_planned: bool) -> dict[str, Any]:
