@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.work import MATMUL, VECTOR, KernelWork
+from zerosim.device.work import MATMUL, KernelWork
 from zerosim.dtypes import fp32
 from zerosim.functional.fp8_recipes import History
 from zerosim.tensor import float8
+from zerosim.tensor.coded_flat import run_rule
 from zerosim.tensor.float8 import Casting
 from zerosim.tensor.float8_codes import values_of
 
@@ -76,7 +77,7 @@ class Seen:
             factor[...] = float8.delayed_factor(xp, casting, history, how.algo, factor)
             history[...] = float8.rolled(xp, history)
 
-        _vector(device, "fp8_scale", 0, rule, [self.history.array], [self.factor.array])
+        run_rule(device, "fp8_scale", 0, rule, [self.history.array], [self.factor.array])
 
 
 def cast(
@@ -101,7 +102,7 @@ def cast(
         def find(xp: Any, values: Array, amax: Array) -> None:
             amax[...] = float8.amax_of(xp, first._replace(block=(0, 0)), values)
 
-        _vector(device, "fp8_amax", rows * columns, find, [values], [amax.array])
+        run_rule(device, "fp8_amax", rows * columns, find, [values], [amax.array])
         if share is not None:
             share(amax)
 
@@ -120,7 +121,7 @@ def cast(
             else:
                 float8.quantize(xp, casting, matrix, codes, scales)
 
-    _vector(device, "fp8_cast", rows * columns, rule, [values], [array for one in made for array in one.arrays])
+    run_rule(device, "fp8_cast", rows * columns, rule, [values], [array for one in made for array in one.arrays])
     return made
 
 
@@ -159,8 +160,3 @@ def multiply(device: Device, name: str, left: Coded, right: Coded, out: Array, b
     read = sum(int(array.nbytes) for array in (*arrays, *biases))
     work = KernelWork(name, MATMUL, 2 * rows * inner * columns, read, int(out.nbytes), (rows, inner, columns))
     device.kernels((work,), k.coded, rule, *arrays, out, *biases)
-
-
-def _vector(device: Device, name: str, flops: int, rule: Any, read: Sequence[Array], made: Sequence[Array]) -> None:
-    sizes = [sum(int(array.nbytes) for array in arrays) for arrays in (read, made)]
-    device.kernels((KernelWork(name, VECTOR, flops, sizes[0], sizes[1]),), device.backend.coded, rule, *read, *made)

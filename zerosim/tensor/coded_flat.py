@@ -121,9 +121,9 @@ class CodedFlat(Flat):
                     out[here] = found.reshape(-1)
 
         kept = [one.array for one in (self.of_codes, self.factors) if one is not None]
-        _run(self.device, "fp8_amax", self.own.size, find, [self.master.array], [amax.array])
+        run_rule(self.device, "fp8_amax", self.own.size, find, [self.master.array], [amax.array])
         share(amax)
-        _run(self.device, "fp8_scale", 0, scale, [amax.array], kept)
+        run_rule(self.device, "fp8_scale", 0, scale, [amax.array], kept)
 
     def store_param_shard(self) -> None:
         if self.param_shard is not None:
@@ -145,7 +145,7 @@ class CodedFlat(Flat):
                 shard[mine.at : mine.at + mine.numel] = codes.reshape(-1)[mine.start : mine.stop]
 
         kept = [one.array for one in (self.of_codes, self.factors) if one is not None]
-        _run(self.device, "fp8_cast", self.own.size, rule, [self.master.array, *kept], [shard.array])
+        run_rule(self.device, "fp8_cast", self.own.size, rule, [self.master.array, *kept], [shard.array])
 
     def _scale(self, xp: Any, amax: Array, scales: Array) -> Any:
         """Set a weight's scales. Return its factors, or None where values are divided by scales."""
@@ -165,7 +165,8 @@ class CodedFlat(Flat):
                 yield index, whole.reshape(weight.shape)
 
 
-def _run(device: Device, name: str, flops: int, rule: Any, read: Sequence[Array], made: Sequence[Array]) -> None:
+def run_rule(device: Device, name: str, flops: int, rule: Any, read: Sequence[Array], made: Sequence[Array]) -> None:
+    """Run a rule over NumPy's or CuPy's functions as one kernel, which reads arrays and fills others."""
     sizes = [sum(int(one.nbytes) for one in arrays) for arrays in (read, made)]
     work = KernelWork(name, VECTOR, flops, sizes[0], sizes[1])
     device.kernels((work,), device.backend.coded, rule, *read, *made)
