@@ -60,7 +60,8 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     if products is not None and products.stores_codes:
         divided = gathers_params(config.parallel)
         casts = zero.CAPABILITY.kept(config, Kept(0, masters=True)).casts
-        how = {"divided": divided, "shards": not casts, "copies": products.caches}
+        secondary = config.mesh.secondary_shard > 0
+        how = {"divided": divided, "shards": not casts, "secondary": secondary, "copies": products.caches}
         yield Beside("param", formulas.stored_codes(itemsizes(config)[0], **how), memory="")
     elif products is not None and products.caches:
         yield Beside("param", formulas.weight_codes(), memory="")
@@ -90,7 +91,7 @@ def _letters(asked: Asked) -> dict[str, int]:
     return {
         "Ψ_8": sum(weight.numel for _, weight in weights),
         "σ_8": sum(_scale_bytes(products, weight) for _, weight in weights),
-        "η": length * _operands(config, weights),
+        "η": length * _operands(weights, config.gathering.tiles),
         "l_8": len(blocks),
         "r_8": sum(is_wrapped(config, unit) for unit in blocks),
         **kept,
@@ -124,10 +125,11 @@ def _scale_bytes(products: Products, weight: WeightSpec) -> int:
     return sum(shape[0] * shape[1] * dtype.itemsize for _, (shape, dtype) in ways)
 
 
-def _operands(config: RunConfig, weights: Sequence[tuple[str, WeightSpec]]) -> int:
-    """Return how many operands have a history: each map's input, and each weight and the gradient of its result."""
+def _operands(weights: Sequence[tuple[str, WeightSpec]], tiles: int) -> int:
+    """Return how many operands have a history: the input of each map, or of each of its tiles, and each weight and the
+    gradient of its result."""
     maps = {(unit, weight.role.branch, weight.role.place) for unit, weight in weights if weight.role is not None}
-    return len(maps) + 2 * len(weights)
+    return tiles * len(maps) + 2 * len(weights)
 
 
 def _premises(config: RunConfig) -> Iterator[str]:
