@@ -17,6 +17,7 @@ from zerosim.analysis.weights import numels_of
 from zerosim.analysis.zero_gathers import kept_for_next
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import gathers_params
+from zerosim.config.parts.zeropp import has_second_shard
 from zerosim.functional.fp8_recipes import Products
 from zerosim.parallel.fp8 import exact_blocks, has_codes, is_in_8_bits, products_of
 from zerosim.placement.spec import WeightSpec, is_block
@@ -60,7 +61,7 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     if products is not None and products.stores_codes:
         divided = gathers_params(config.parallel)
         casts = zero.CAPABILITY.kept(config, Kept(0, masters=True)).casts
-        secondary = config.mesh.secondary_shard > 0
+        secondary = has_second_shard(config.mesh)
         how = {"divided": divided, "shards": not casts, "secondary": secondary, "copies": products.caches}
         yield Beside("param", formulas.stored_codes(itemsizes(config)[0], **how), memory="")
     elif products is not None and products.caches:
@@ -91,7 +92,7 @@ def _letters(asked: Asked) -> dict[str, int]:
     return {
         "Ψ_8": sum(weight.numel for _, weight in weights),
         "σ_8": sum(_scale_bytes(products, weight) for _, weight in weights),
-        "η": length * _operands(weights, config.gathering.tiles),
+        "η": length * _operands(weights),
         "l_8": len(blocks),
         "r_8": sum(is_wrapped(config, unit) for unit in blocks),
         **kept,
@@ -125,11 +126,15 @@ def _scale_bytes(products: Products, weight: WeightSpec) -> int:
     return sum(shape[0] * shape[1] * dtype.itemsize for _, (shape, dtype) in ways)
 
 
-def _operands(weights: Sequence[tuple[str, WeightSpec]], tiles: int) -> int:
+def _operands(weights: Sequence[tuple[str, WeightSpec]]) -> int:
     """Return how many operands have a history: the input of each map, or of each of its tiles, and each weight and the
     gradient of its result."""
-    maps = {(unit, weight.role.branch, weight.role.place) for unit, weight in weights if weight.role is not None}
-    return tiles * len(maps) + 2 * len(weights)
+    maps = {(unit, weight.role.branch, weight.role.place, _tile(weight)) for unit, weight in weights if weight.role}
+    return len(maps) + 2 * len(weights)
+
+
+def _tile(weight: WeightSpec) -> int:
+    return 0 if weight.tile is None else weight.tile.number
 
 
 def _premises(config: RunConfig) -> Iterator[str]:

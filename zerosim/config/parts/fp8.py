@@ -149,6 +149,11 @@ def casts_by_rows(fp8: Fp8Config) -> bool:
     return fp8.kind == "rowwise"
 
 
+def has_own_casts(fp8: Fp8Config) -> bool:
+    """Return whether casts are a library's hand-written kernels, not operators of PyTorch."""
+    return fp8.is_on and (fp8.library != "torchao" or fp8.kind == "blockwise")
+
+
 def check_units(fp8: Fp8Config, device: str, peak: float, *, has_mxfp8: bool, hint: str = "") -> None:
     """Check that a device, whose 8-bit units have this peak, multiplies as asked. Raises: InputError with the right
     choice, and a `hint`."""
