@@ -47,6 +47,15 @@ def test_eager_kernels_are_the_most_and_move_the_most() -> None:
         assert eager[name].traffic >= max(compiled[name].traffic, fused[name].traffic)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_librarys_own_casts_are_the_same_beside_all_kernels(kernels: str) -> None:
+    """Transformer Engine's casts are one kernel each, in PyTorch without torch.compile too."""
+    rows, fused = operators(kernels, own_casts=True), operators("fused")
+    for name in ("fp8_amax", "fp8_cast", "fp8_scale"):
+        assert rows[name] == fused[name]
+    assert rows["rms_norm"] == operators(kernels)["rms_norm"]
+
+
 def test_losses_that_have_kernels_of_their_own() -> None:
     assert table.LOSSES.keys() <= set(LOSSES)
     assert operators("eager", loss="lean") == operators("eager")

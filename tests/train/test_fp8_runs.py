@@ -110,6 +110,17 @@ def test_weights_stored_as_codes_have_closed_forms(how: dict[str, object], mesh:
         assert_same_record(config)
 
 
+@pytest.mark.parametrize("how", [{"fp8_gather": True}, {"fp8_library": "te", "fp8_param_gather": True}], ids=str)
+def test_the_secondary_shard_is_of_codes_too(how: dict[str, object]) -> None:
+    assert formulas_agree(checks(plan(small(**how, stage=3, ranks=4, secondary_shard=2))))
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_each_tile_of_a_map_has_its_histories(tiles: int) -> None:
+    config = small(fp8="delayed", fp8_amax_history=3, stage=3, ranks=2, gather="module", tiles=tiles)
+    assert formulas_agree(checks(plan(config)))
+
+
 @pytest.mark.parametrize("how", STORED, ids=str)
 def test_codes_that_are_sent_are_those_that_would_be_made(how: dict[str, object]) -> None:
     """Each rank makes codes of its slice by an amax of all: the products read the same as without."""
@@ -163,6 +174,7 @@ def test_the_loss_is_within_a_percent_of_bf16_after_50_steps(library: str, kind:
     assert abs(ours / exact - 1) < 0.01
 
 
+BLOCKS = {"fp8": "blockwise", "fp8_library": "torchao"}
 BAD = [
     ({"fp8": "rowwise", "fp8_library": "te"}, "te' has delayed"),
     ({"fp8": "blockwise", "fp8_library": "torchao", "hidden": 96}, "multiple of 128"),
@@ -176,6 +188,24 @@ BAD = [
     ({"fp8": "nvfp4"}, "expected one of"),
     ({"fp8": "tensorwise", "fp8_gather": True, "stage": 3, "precision": "bf16-pure"}, "bf16-pure has none"),
     ({"fp8": "delayed", "fp8_param_gather": True, "precision": "fp32"}, "fp32 masters, and fp32 has none"),
+    ({"fp8_gather": True, "fp8_library": "te", "stage": 3}, "not with tensorwise of te; choose .*torchao"),
+    ({"fp8_gather": True, "stage": 3, "gather": "module"}, "choose gather unit"),
+    ({"fp8": "delayed", "fp8_param_gather": True, "stage": 3, "recipe": "deepspeed"}, "choose gather unit"),
+    ({"fp8": "none", "fp8_margin": 2}, "fp8_margin"),
+    ({"fp8": "none", "fp8_amax_history": 16}, "fp8_amax_history"),
+    ({"fp8": "delayed", "experts": 4, "top_k": 2}, "choose --fp8 tensorwise with --fp8-library torchao"),
+    ({"fp8": "mxfp8", "mlp_tile": 48}, "mlp_tile is 48, .* multiple of 32.*; choose tensorwise"),
+    ({"mlp_tile": 40}, "mlp_tile is 40, .* multiple of 16"),
+    ({"stage": 3, "gather": "module", "tiles": 16}, "hidden in each of 16 tiles is 8"),
+    ({"experts": 4, "top_k": 2, "shared_experts": 1, "expert_ffn": 40}, "shared experts' width is 40"),
+    (
+        {"model": "deepseek-v3", "kv_heads": 2, "layers": 4, "hidden": 256, **BLOCKS},
+        "part is 576, .* choose tensorwise",
+    ),
+    (
+        {"model": "t5-small", "kv_heads": 2, "fp8": "mxfp8", "decoder_seq_length": 40, "micro_batch": 1},
+        "decoder's tokens is 40",
+    ),
 ]
 
 

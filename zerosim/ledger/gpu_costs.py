@@ -25,7 +25,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerosim.config import RunConfig
-from zerosim.config.parts.fp8 import casts_by_rows, check_units
+from zerosim.config.parts.fp8 import casts_by_rows, check_units, has_own_casts
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
@@ -67,6 +67,7 @@ class GpuCosts:
             loss=config.memory.loss,
             foreach=config.optim.foreach,
             by_rows=casts_by_rows(config.fp8),
+            own_casts=has_own_casts(config.fp8),
         )
         self.relays = relays(config)
         runs = None if "flash_kernel" in config.given else cluster.flash_kernel

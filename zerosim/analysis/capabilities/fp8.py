@@ -17,11 +17,14 @@ from zerosim.analysis.weights import numels_of
 from zerosim.analysis.zero_gathers import kept_for_next
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import gathers_params
+from zerosim.config.parts.zeropp import has_second_shard
 from zerosim.functional.fp8_recipes import Products
 from zerosim.parallel.fp8 import exact_blocks, has_codes, multiplies_in_8_bits, products_of
 from zerosim.placement.spec import WeightSpec, is_block
 from zerosim.placement.stages import number_of
 from zerosim.units import counted
+
+LIBRARY = {"torchao": "torchao", "te": "Transformer Engine", "deepseek": "DeepSeek-V3"}
 
 
 def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
@@ -60,7 +63,8 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     if products is not None and products.stores_codes:
         divided = gathers_params(config.parallel)
         casts = zero.CAPABILITY.kept(config, Kept(0, masters=True)).casts
-        how = {"divided": divided, "shards": not casts, "copies": products.caches}
+        secondary = has_second_shard(config.mesh)
+        how = {"divided": divided, "shards": not casts, "secondary": secondary, "copies": products.caches}
         yield Beside("param", formulas.stored_codes(itemsizes(config)[0], **how), memory="")
     elif products is not None and products.caches:
         yield Beside("param", formulas.weight_codes(), memory="")
@@ -90,7 +94,7 @@ def _letters(asked: Asked) -> dict[str, int]:
     return {
         "Ψ_8": sum(weight.numel for _, weight in weights),
         "σ_8": sum(_scale_bytes(products, weight) for _, weight in weights),
-        "η": length * _operands(config, weights),
+        "η": length * _operands(weights),
         "l_8": len(blocks),
         "r_8": sum(is_wrapped(config, unit) for unit in blocks),
         **kept,
@@ -124,10 +128,15 @@ def _scale_bytes(products: Products, weight: WeightSpec) -> int:
     return sum(shape[0] * shape[1] * dtype.itemsize for _, (shape, dtype) in ways)
 
 
-def _operands(config: RunConfig, weights: Sequence[tuple[str, WeightSpec]]) -> int:
-    """Return how many operands have a history: each map's input, and each weight and the gradient of its result."""
-    maps = {(unit, weight.role.branch, weight.role.place) for unit, weight in weights if weight.role is not None}
+def _operands(weights: Sequence[tuple[str, WeightSpec]]) -> int:
+    """Return how many operands have a history: the input of each map, or of each of its tiles, and each weight and the
+    gradient of its result."""
+    maps = {(unit, weight.role.branch, weight.role.place, _tile(weight)) for unit, weight in weights if weight.role}
     return len(maps) + 2 * len(weights)
+
+
+def _tile(weight: WeightSpec) -> int:
+    return 0 if weight.tile is None else weight.tile.number
 
 
 def _premises(config: RunConfig) -> Iterator[str]:
@@ -142,8 +151,7 @@ def _about(config: RunConfig) -> Iterator[str]:
     fp8, products = config.fp8, products_of(config)
     exact = len(exact_blocks(config))
     blocks = f"blocks' linear maps, but those of {counted(exact, 'block')}," if exact else "blocks' linear maps"
-    library = {"torchao": "torchao", "te": "Transformer Engine", "deepseek": "DeepSeek-V3"}[fp8.library]
-    yield f"The products of {blocks} are in 8 bits, with {fp8.kind} scales, as in {library}."
+    yield f"The products of {blocks} are in 8 bits, with {fp8.kind} scales, as in {LIBRARY[fp8.library]}."
     if products.saves_codes:
         yield "Their inputs are saved for backward as codes, a byte for each number."
     else:
@@ -152,11 +160,39 @@ def _about(config: RunConfig) -> Iterator[str]:
         yield "Codes of the weights stay from step to step beside the weights, one for each of two products."
 
 
+def _assumed(config: RunConfig) -> Iterator[str]:
+    if config.fp8.is_on:
+        yield f"products in 8 bits ({config.fp8.kind}, {LIBRARY[config.fp8.library]})"
+
+
+def _states(config: RunConfig) -> Iterator[str]:
+    """Yield what the letters of codes that stay mean."""
+    products = products_of(config) if config.fp8.is_on else None
+    if products is None:
+        return
+    if products.stores_codes:
+        yield "Ψ_u of the parameters are codes, a byte each, in place of 2 bytes; σ_8 bytes scale them."
+    if products.caches:
+        yield "Ψ_8 parameters have further codes for the input's gradient" + (
+            "." if products.stores_codes else " and for forward; σ_8 bytes scale them."
+        )
+    if products.history is not None:
+        yield "η bytes are amax histories."
+
+
+def _activations(config: RunConfig) -> Iterator[str]:
+    if config.fp8.is_on and products_of(config).saves_codes:
+        yield "Inputs of linear maps are saved as codes, 1 byte each and not 2: a plan counts those."
+
+
 CAPABILITY = Capability(
     sent=_sent,
     forms=_forms,
     beside=_beside,
     letters=_letters,
     measured=lambda config: not config.fp8.is_on,
-    notes={"premises": _premises, "about": _about},
-)
+    notes={
+        "premises": _premises, "about": _about, "assumed": _assumed, "model_states": _states,
+        "activations": _activations,
+    },
+)  # fmt: skip

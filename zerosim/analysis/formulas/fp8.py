@@ -11,7 +11,7 @@ from fractions import Fraction
 from zerosim.analysis.formulas.form import Form, ring, symbols
 from zerosim.analysis.formulas.states import PSI
 
-_psi8, _stored, _sigma8, _eta, _t, _w, _m, _bsh, _l8, _r8, _N = symbols("Ψ_8 Ψ_u σ_8 η t w m bsh l_8 r_8 N")
+_psi8, _stored, _sigma8, _eta, _t, _w, _m, _bsh, _l8, _r8, _N, _d = symbols("Ψ_8 Ψ_u σ_8 η t w m bsh l_8 r_8 N d")
 TE = "Transformer Engine"
 
 
@@ -20,11 +20,11 @@ def weight_codes() -> Form:
     return (2 * _psi8 + _sigma8).by(TE)
 
 
-def stored_codes(param_bytes: int, *, divided: bool, shards: bool, copies: bool) -> Form:
+def stored_codes(param_bytes: int, *, divided: bool, shards: bool, secondary: bool, copies: bool) -> Form:
     """Return what weights stored as codes take more than in the parameters' own format: less, a byte each, `divided`
     over N ranks or with whole copies for the input's gradient, and scales. Without `shards` ranks hold masters
-    alone."""
-    less = (1 - param_bytes) * (_stored / _N if divided else _stored) * shards
+    alone; hpZ's `secondary` ones are codes too."""
+    less = (1 - param_bytes) * ((_stored / _N if divided else _stored) * shards + secondary * _stored / _d)
     return (less + copies * _psi8 + _sigma8).by(TE)
 
 

@@ -164,7 +164,9 @@ CAPABILITIES = (
     Capability(lambda c: data.rules(c.data, c.model, c.optim)),
     Capability(lambda c: saving.rules(c.saving, c.data, c.offload, c.tuning), saving.EXCLUSIONS, saving.WORDS),
     Capability(
-        lambda c: fp8.rules(c.fp8, c.model, c.mesh, c.precision, c.data, c.saving, c.parallel),
+        lambda c: fp8.rules(
+            c.fp8, c.model, c.mesh, c.precision, c.data, c.saving, c.parallel, c.gathering, c.memory
+        ),
         fp8.EXCLUSIONS, fp8.WORDS, fp8.LACKING,
     ),
     Capability(lambda c: documents.rules(c.data, c.model, c.memory, c.optim), (), documents.WORDS),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from zerosim.config.option import Exclusion, Part, option
 from zerosim.config.parts.data import DataConfig
+from zerosim.config.parts.gathering import Gathering
+from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.parallel import ParallelConfig
@@ -25,6 +27,20 @@ STEPS = {"blockwise": 128, "mxfp8": 32}
 """What sizes must be a multiple of, by scaling; others need 16, the step of 8-bit products on GPUs."""
 
 
+_MEANT = {
+    **dict.fromkeys(("nvfp4", "fp4", "e2m1"), "training in 4 bits is not modelled; mxfp8 is the smallest"),
+    **dict.fromkeys(("hybrid", "e4m3"), "a format; choose scaling tensorwise with fp8_library te and fp8_format"),
+    **dict.fromkeys(("fp8", "float8", "true", "on"), "expected a scaling; tensorwise is torchao's usual one"),
+}
+
+
+def _scaling(word: str) -> str:
+    """Return a word for a scaling. Raises: InputError for words that mean something else, with what they mean."""
+    if (meant := _MEANT.get(word.lower())) is not None:
+        raise InputError(f"{word!r}: {meant}")
+    return word
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config(Part):
     """How the linear maps of blocks multiply."""
@@ -32,9 +48,8 @@ class Fp8Config(Part):
     group = "precision"
 
     kind: str = option(
-        "none", "linear maps of blocks multiply in 8 bits; SCALING says which numbers share a scale: "
-        "delayed, tensorwise, rowwise, blockwise or mxfp8", flat="fp8",
-        choices=("none", *SCALINGS), metavar="none|SCALING", words="fp8_recipe",
+        "none", "linear maps of blocks multiply in 8 bits, by which numbers share a scale", flat="fp8",
+        choices=("none", *SCALINGS), words="fp8_recipe", parse=_scaling,
     )  # fmt: skip
     made_by: str | None = option(
         None, "with --fp8: whose arithmetic, and what is saved for backward. torchao saves inputs in 16 bits, te "
@@ -90,7 +105,8 @@ class Fp8Config(Part):
         if not self.is_on:
             return
         if self.gather and (self.library, self.kind) != ("torchao", "tensorwise"):
-            raise wrong("fp8_gather", f": torchao gathers codes of tensorwise scales alone, not {self.kind}'s")
+            given = f"{self.kind} of {self.library}"
+            raise wrong("fp8_gather", f": not with {given}; choose --fp8 tensorwise with --fp8-library torchao")
         if self.param_gather and (self.library == "torchao" or self.kind == "mxfp8"):
             why = "both products need codes of their own" if self.kind == "mxfp8" else "torchao has fp8_gather"
             raise wrong("fp8_param_gather", f": {why}; choose --fp8 tensorwise or blockwise with --fp8-library te")
@@ -146,6 +162,11 @@ def casts_by_rows(fp8: Fp8Config) -> bool:
     return fp8.kind == "rowwise"
 
 
+def has_own_casts(fp8: Fp8Config) -> bool:
+    """Return whether casts are a library's hand-written kernels, not operators of PyTorch."""
+    return fp8.is_on and (fp8.library != "torchao" or fp8.kind == "blockwise")
+
+
 def check_units(fp8: Fp8Config, device: str, peak: float, *, has_mxfp8: bool, hint: str = "") -> None:
     """Check that a device, whose 8-bit units have this peak, multiplies as asked. Raises: InputError with the right
     choice, and a `hint`."""
@@ -164,7 +185,7 @@ EXCLUSIONS = (
         Exclusion(name, "fp8", needs=True)
         for name in (
             *("fp8_library", "fp8_format", "mx_rounding", "fp8_exact_wgrad", "fp8_exact_first", "fp8_exact_last"),
-            *("fp8_gather", "fp8_param_gather"),
+            *("fp8_gather", "fp8_param_gather", "fp8_amax_history", "fp8_amax_algo", "fp8_margin"),
         )
     ),
     *(
@@ -186,6 +207,8 @@ def rules(
     data: DataConfig,
     saving: SavingConfig,
     parallel: ParallelConfig,
+    gathering: Gathering,
+    memory: MemoryConfig,
 ) -> Iterator[InputError]:
     """Yield what 8 bits refuse of models, sizes and formats."""
     if not fp8.is_on:
@@ -200,36 +223,77 @@ def rules(
     if precision.stored == "fp64":
         yield refuse("codes replace values of 16 or 32 bits; choose precision bf16")
     if model.has_experts and fp8.library != "torchao":
-        yield refuse("experts' maps in 8 bits are not modelled; fp8_library torchao leaves them as they are")
-    if (fp8.gather or fp8.param_gather) and not precision.has_masters:
-        name = "fp8_gather" if fp8.gather else "fp8_param_gather"
+        right = "choose --fp8 tensorwise with --fp8-library torchao, which leaves them in 16 bits"
+        yield refuse(f"experts' maps in 8 bits are not modelled; {right}")
+    name = "fp8_gather" if fp8.gather else "fp8_param_gather"
+    stores = fp8.gather or fp8.param_gather
+    if stores and gathering.by_module:
+        yield wrong(name, ": leaf modules are gathered in 16 bits; choose gather unit")
+    if stores and not precision.has_masters:
         yield wrong(name, f": codes are cast from fp32 masters, and {precision.param_dtype} has none; choose bf16")
     if fp8.kind == "delayed" and (saving.folder is not None or saving.resume is not None):
         yield refuse("a checkpoint has no amax histories, so that a run would not go on as it was; choose tensorwise")
+    if model.is_second and (fp8.exact_first or fp8.exact_last):
+        yield wrong("fp8_exact_first", ": an encoder with a decoder has two stacks of blocks; leave it out")
     if fp8.exact_first + fp8.exact_last >= model.layers:
         count = fp8.exact_first + fp8.exact_last
         yield wrong("fp8_exact_first", f" and fp8_exact_last: no block of {model.layers} is in 8 bits with {count}")
-    for name, size, step in _summed(fp8, model, mesh, data, parallel):
+    sizes = *_widths(fp8, model, mesh, gathering), *_tokens(fp8, model, mesh, data, parallel, memory)
+    for name, size, step in sizes:
         if size % step:
-            yield refuse(f"{name} is {size}, and has to be a multiple of {step}, as a product sums over it")
+            other = "" if size % 16 else "; choose tensorwise, which needs 16"
+            yield refuse(f"{name} is {size}, and has to be a multiple of {step}, as a product sums over it{other}")
 
 
-def _summed(
-    fp8: Fp8Config, model: ModelConfig, mesh: MeshConfig, data: DataConfig, parallel: ParallelConfig
+def _steps(fp8: Fp8Config) -> tuple[int, int]:
+    """Return what sizes must be a multiple of: within a rank, and where ranks put their codes together. DeepSeek's
+    tiles at the end may be smaller, but not there."""
+    block = STEPS.get(fp8.kind, 16)
+    return 16 if fp8.library == "deepseek" else block, block
+
+
+def _widths(
+    fp8: Fp8Config, model: ModelConfig, mesh: MeshConfig, gathering: Gathering
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield what a product sums over: its name, its size on a rank, and what that must be a multiple of. DeepSeek's
-    tiles at the end may be smaller, but not where ranks put theirs together."""
-    block, tp = STEPS.get(fp8.kind, 16), mesh.tp
-    step, cut = 16 if fp8.library == "deepseek" else block, f" on a rank of tp {tp}" if tp > 1 else ""
-    yield "hidden", model.hidden, step
-    yield f"ffn{cut}", model.ffn // tp, step
-    yield f"the width of all heads{cut}", model.width("heads") // tp, step
-    yield f"the width of keys{cut}", model.width("kv_heads") // min(tp, model.kv_heads), step
-    tokens = data.micro_batch * model.seq // mesh.cp
-    if parallel.sequence_parallel:  # each rank makes codes of its own rows
-        yield f"tokens of a microbatch{cut}", tokens // tp, block
-    else:
-        yield "tokens of a microbatch", tokens, step
+    """Yield the widths that a product sums over: the name, its size on a rank, and what that must be a multiple of. In
+    tiles of maps (--tiles), the input's gradient sums over a tile's outputs."""
+    (step, _), tp, tiles = _steps(fp8), mesh.tp, gathering.tiles
+    cut = f" on a rank of tp {tp}" if tp > 1 else f" in each of {tiles} tiles" if tiles > 1 else ""
+    parts = max(tp, tiles)
+    yield f"hidden{cut if tiles > 1 else ''}", model.hidden // tiles, step
+    yield f"ffn{cut}", model.ffn // parts, step
+    if model.shared_experts:
+        yield f"the shared experts' width{cut}", model.width("shared") // parts, step
+    yield f"the width of all heads{cut}", model.width("heads") // parts, step
+    if not model.is_latent:
+        yield f"the width of keys{cut}", model.width("kv_heads") // (tiles * min(tp, model.kv_heads)), step
+        return
+    yield f"the width of all values{cut}", model.width("values") // parts, step
+    yield f"the width of keys and values{cut}", model.width("pairs") // parts, step
+    whole = f" in each of {tiles} tiles" if tiles > 1 else ""
+    yield "the latent of queries", model.width("q_latent"), step
+    yield "the latent of keys and values", model.width("latent"), step
+    yield f"that latent with its rotary part{whole}", model.width("kv_latent") // tiles, step
+
+
+def _tokens(
+    fp8: Fp8Config,
+    model: ModelConfig,
+    mesh: MeshConfig,
+    data: DataConfig,
+    parallel: ParallelConfig,
+    memory: MemoryConfig,
+) -> Iterator[tuple[str, int, int]]:
+    """Yield the same of tokens, which weights' gradients sum over."""
+    (step, block), tp, tile = _steps(fp8), mesh.tp, memory.mlp_tile
+    tokens, read = (data.micro_batch * seq // mesh.cp for seq in (model.seq, model.decoder_tokens))
+    for name, count in ("tokens of a microbatch", tokens), ("its decoder's tokens", read):
+        if parallel.sequence_parallel:  # each rank makes codes of its own rows
+            yield f"{name} on a rank of tp {tp}", count // tp, block
+        else:
+            yield name, count, step
+    if tile:
+        yield "mlp_tile", min(tile, tokens), step
 
 
 WORDS = (

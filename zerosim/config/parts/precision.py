@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zerosim.config.option import OF_RECIPE, Draft, Part, option
-from zerosim.errors import wrong
+from zerosim.errors import InputError, wrong
 
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
 PURE = "bf16-pure"
 ROUNDINGS = ("nearest", "stochastic", "kahan")
+
+
+def _of_parameters(word: str) -> str:
+    """Return a word for a dtype. Raises: InputError for one of 8 bits, which products have."""
+    if word.lower() in ("fp8", "float8", "mxfp8", "fp8_e4m3", "fp8_hybrid"):
+        raise InputError(f"{word!r}: products have 8 bits, not parameters; pass --fp8 tensorwise beside precision bf16")
+    return word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +28,7 @@ class PrecisionConfig(Part):
 
     param_dtype: str = option(
         "bf16", "dtype of the parameters. Half types have fp32 masters; bf16-pure has none", flat="precision",
-        choices=(*FLOATS, PURE), also=("--dtype",), switches={"pure_bf16": "bf16-pure"},
+        choices=(*FLOATS, PURE), also=("--dtype",), switches={"pure_bf16": "bf16-pure"}, parse=_of_parameters,
     )  # fmt: skip
     grad_dtype: str = option(
         "bf16", "dtype in which gradients are stored and sent", choices=FLOATS,

@@ -24,6 +24,11 @@ EXCLUSIONS = (
 )
 
 
+def has_second_shard(mesh: MeshConfig) -> bool:
+    """Return whether backward gathers hpZ's secondary shard."""
+    return mesh.secondary_shard > 0
+
+
 def rules(
     given: MeshConfig, gathering: Gathering, reduction: Reduction, precision: PrecisionConfig, tuning: TuningConfig
 ) -> Iterator[InputError]:

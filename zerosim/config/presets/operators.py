@@ -32,6 +32,8 @@ ALONE = Operator(1, 1.0)
 FOREACH = "foreach"
 ROWS = {kernels: f"{kernels}-rows" for kernels in ("eager", "compiled")}
 """The operator table of casts to 8 bits with a scale for each row or column."""
+CASTS = "fp8_"
+"""How the names of casts to 8 bits begin."""
 _OF_TORCH = ("torch", "torch-half", "hf-4.45", "hf-4.48", "hf-5")
 LOSSES: Mapping[str, str] = MappingProxyType(
     {f"{name}{kept}": "torch" for name in _OF_TORCH for kept in ("", "-kept")}
@@ -49,11 +51,14 @@ class Operators(dict[str, Operator]):
         return ALONE
 
 
-def operators(kernels: str, *, loss: str = "", foreach: bool = False, by_rows: bool = False) -> Mapping[str, Operator]:
+def operators(
+    kernels: str, *, loss: str = "", foreach: bool = False, by_rows: bool = False, own_casts: bool = False
+) -> Mapping[str, Operator]:
     """Return a choice of `--kernels`: its operators for each kernel event. Names that are not listed are `ALONE`.
 
     `loss` is `--loss`, whose kernels are the same in all choices; `foreach`: the optimizer uses PyTorch's foreach
     kernels, which torch.compile leaves alone; `by_rows`: casts to 8 bits scale rows and columns.
+    `own_casts`: a library casts with hand-written kernels, [fused]'s, in all choices.
 
     Raises: InputError for an unknown choice, with the nearest one.
     """
@@ -63,7 +68,11 @@ def operators(kernels: str, *, loss: str = "", foreach: bool = False, by_rows: b
     tables = _packaged()
     rows = [ROWS[kernels]] if by_rows and kernels in ROWS else []
     chosen = [kernels, *rows, *([FOREACH] if foreach else []), *([f"loss-{LOSSES[loss]}"] if loss in LOSSES else [])]
-    return Operators({name: row for table in chosen for name, row in tables[table].items()})
+    found = {name: row for table in chosen for name, row in tables[table].items()}
+    if own_casts:
+        others = {name: row for name, row in found.items() if not name.startswith(CASTS)}
+        found = others | {name: row for name, row in tables["fused"].items() if name.startswith(CASTS)}
+    return Operators(found)
 
 
 @cache
