@@ -92,7 +92,8 @@ REFUSED: list[tuple[str, ...]] = [
         "--paged-states: compress 'onebit-adam' sends exp_avg during backward; leave one of them out",
     ),
     # -- precisions
-    ("--precision fp8", "--precision 'fp8': expected one of fp32"),
+    ("--precision fp8", "--precision 'fp8': products have 8 bits, not parameters; pass --fp8 tensorwise"),
+    ("--precision int4", "--precision 'int4': expected one of fp32"),
     ("--loss-scale maybe", "--loss-scale: 'maybe': expected 'dynamic' or a number"),
     ("--loss-scale 0", "--loss-scale 0.0: expected 'dynamic' or a number more than 0"),
     (f"{PURE} --loss-scale dynamic", "--loss-scale 'dynamic': bf16-pure has the range of fp32 and needs no loss scale"),
