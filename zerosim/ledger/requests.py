@@ -94,17 +94,23 @@ class Names:
 
     def take(self, request: Request, slot: int) -> int:
         """Forget the buffer that is freed, and return its id."""
-        alike = self._live[request.what]
+        alike, nth = self._live[request.what], request.nth
         if not request.is_own:
-            ids = list(chain.from_iterable(alike.values()))
-            id = ids[-1 - request.nth]
-            slot = next(slot for slot, held in alike.items() if id in held)
-        else:
-            id = alike[slot][-1 - request.nth]
-        alike[slot].remove(id)
-        if not alike[slot]:
+            slot, nth = self._place(alike, nth)
+        held = alike[slot]
+        id = held.pop(-1 - nth)
+        if not held:
             del alike[slot]
         return id
+
+    @staticmethod
+    def _place(alike: dict[int, list[int]], nth: int) -> tuple[int, int]:
+        """Return the microbatch of a number among all, and the number there."""
+        for slot, held in reversed(alike.items()):
+            if nth < len(held):
+                return slot, nth
+            nth -= len(held)
+        raise IndexError(nth)
 
     def nth(self, what: Hashable, slot: int | None, id: int) -> int:
         """Return a buffer's number, from the newest: of one microbatch, or of all (None)."""
