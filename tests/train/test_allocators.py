@@ -14,6 +14,7 @@ from zerosim.device.events import Alloc, Free, Move, Refusal
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.allocator import AllocatorLedger, replayed
 from zerosim.train.plan import peak_within, plan
+from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
 CACHING = ("caching", None, None)
@@ -62,6 +63,46 @@ def test_a_finished_record_is_read_by_the_same_class(allocator: str, conf: str |
         ledger = AllocatorLedger()
         ledger.read(events)
         assert ledger.peaks == there.memory[0].allocator
+
+
+BESIDE: list[dict[str, Any]] = [
+    dict(stage=1, accumulate=8),
+    dict(stage=3, recipe="fsdp2", accumulate=2),
+    dict(stage=2, accumulate=8, steps=3, optimizer="muon"),
+    dict(ranks=4, pp=2, stage=1, accumulate=12),
+    dict(ranks=4, pp=2, stage=0, accumulate=12, pipeline="gpipe", steps=2),
+    dict(ranks=4, pp=2, stage=1, accumulate=12, pipeline="zb-h1"),
+    dict(ranks=4, pp=2, stage=1, accumulate=16, pipeline="interleaved", virtual_stages=2),
+    dict(stage=1, accumulate=9, offload="optimizer=host", recipe="deepspeed"),
+    dict(stage=1, accumulate=8, paged_states=True, hidden=256),
+]
+
+
+def of_allocators(result: RunResult) -> object:
+    return result.to_dict(), [(rank.allocator, dict(rank.allocator_marks)) for rank in result.memory], result.traffic
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("allocator", "conf", "capacity"), [CACHING, EXPANDABLE])
+@pytest.mark.parametrize("fields", BESIDE, ids=str)
+def test_requests_served_beside_a_plan_take_what_they_take_on_its_devices(
+    fields: dict[str, Any], allocator: str, conf: str | None, capacity: int | None
+) -> None:
+    """With events, the devices have the allocator and run all microbatches. Then with too little for the peak."""
+    config = small(**{"layers": 4, **fields}).replace(allocator=allocator, allocator_conf=conf, capacity=capacity)
+    beside, there = plan(config), plan(config, keep_events=True)
+    assert of_allocators(beside) == of_allocators(there)
+    assert (beside.extended_from is None) == (fields["accumulate"] == 2 or "paged_states" in fields)
+    most = max(one.reserved_bytes for one in there.memory)
+    live = max(one.peak.total_bytes for one in there.memory)
+    for limit in (most, live, live - 1):
+        tight, ends = config.replace(capacity=limit), list[object]()
+        for keep in (False, True):
+            try:
+                ends.append(of_allocators(plan(tight, keep_events=keep)))
+            except OutOfMemory as error:
+                ends.append((str(error), error.room, error.live, error.by_unit))
+        assert ends[0] == ends[1]
 
 
 @pytest.mark.quick(1)

@@ -145,7 +145,7 @@ def test_few_micro_batches_are_run_as_they_are() -> None:
     threes = counts(ranks=2, pp=2, pipeline="interleaved", accumulate=32, micro_batch_group=3)
     assert threes
     assert all(few % 3 == more % 3 == 2 for few, more in threes)
-    assert counts(ranks=4, accumulate=64, allocator="caching") == []
+    assert counts(ranks=4, accumulate=64, allocator="caching") == counts(ranks=4, accumulate=64)
 
 
 @pytest.mark.parametrize(("silent", "extended_from"), [(6, (6, 7)), (99, None)])

@@ -50,42 +50,54 @@ class AllocatorLedger:
 
     def __init__(self) -> None:
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
-        self._peaks = AllocatorPeaks(0, 0, 0, 0, 0)
         self.marks: dict[str, AllocatorMark] = {}
+        self._most_requested = self._most_allocated = self._most_reserved = 0
+        self._moved_bytes = self._moves = 0
         self._live: dict[int, tuple[int, int]] = {}
 
     @property
     def peaks(self) -> AllocatorPeaks:
-        return self._peaks
+        most = self._most_requested, self._most_allocated, self._most_reserved
+        return AllocatorPeaks(*most, self._moved_bytes, self._moves)
 
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
         for event in on_device(events):
             if isinstance(event, Alloc):
-                self._live[event.id] = event.nbytes, event.reserved_bytes
-                self._count(event.nbytes, event.reserved_bytes)
+                self.open(event.id, event.nbytes, event.reserved_bytes)
             elif isinstance(event, Free):
-                nbytes, allocated = self._live.pop(event.id)
-                self.requested_bytes -= nbytes
-                self.allocated_bytes -= allocated
-            elif isinstance(event, Segment):
-                self.reserved_bytes += event.nbytes
-                self._count(0, 0)
+                self.close(event.id)
+            elif isinstance(event, (Segment, Move)):
+                self.change(type(event), event.nbytes)
             elif isinstance(event, Mark):
-                self.marks[event.name] = AllocatorMark(self.allocated_bytes, self.reserved_bytes)
-            elif isinstance(event, Move):
-                peaks = self._peaks
-                self._peaks = peaks._replace(moved_bytes=peaks.moved_bytes + event.nbytes, moves=peaks.moves + 1)
+                self.mark(event.name)
 
-    def _count(self, nbytes: int, allocated: int) -> None:
+    def open(self, id: int, nbytes: int, allocated: int) -> None:
+        """Count a granted request."""
+        self._live[id] = nbytes, allocated
         self.requested_bytes += nbytes
         self.allocated_bytes += allocated
-        before = self._peaks
-        self._peaks = before._replace(
-            requested_bytes=max(before.requested_bytes, self.requested_bytes),
-            allocated_bytes=max(before.allocated_bytes, self.allocated_bytes),
-            reserved_bytes=max(before.reserved_bytes, self.reserved_bytes),
-        )
+        if self.requested_bytes > self._most_requested:
+            self._most_requested = self.requested_bytes
+        if self.allocated_bytes > self._most_allocated:
+            self._most_allocated = self.allocated_bytes
+
+    def close(self, id: int) -> None:
+        """Count the end of a granted request."""
+        nbytes, allocated = self._live.pop(id)
+        self.requested_bytes -= nbytes
+        self.allocated_bytes -= allocated
+
+    def change(self, kind: type[Segment] | type[Move], nbytes: int) -> None:
+        """Count bytes taken from the device, given back (negative), or moved."""
+        if kind is Move:
+            self._moved_bytes, self._moves = self._moved_bytes + nbytes, self._moves + 1
+        else:
+            self.reserved_bytes += nbytes
+            self._most_reserved = max(self._most_reserved, self.reserved_bytes)
+
+    def mark(self, name: str) -> None:
+        self.marks[name] = AllocatorMark(self.allocated_bytes, self.reserved_bytes)
 
 
 def replayed(events: Sequence[Event], allocator: Allocator) -> Iterator[Event]:

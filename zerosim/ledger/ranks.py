@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from zerosim.config import RunConfig
 from zerosim.config.inputs import open_file
 from zerosim.device.events import Event
+from zerosim.device.memory import Allocator
 from zerosim.device.recorder import Reader
 from zerosim.errors import InputError, OutOfMemory, wrong
 from zerosim.ledger.activations import ActivationLedger
@@ -16,6 +17,7 @@ from zerosim.ledger.costs import Costs
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.pools import PoolLedger
+from zerosim.ledger.requests import RequestLedger, Requests
 from zerosim.ledger.saving import SaveLedger
 from zerosim.ledger.traffic import CommLedger
 
@@ -29,7 +31,8 @@ FILES = ("data", "tokens", "weights")
 class RankLedgers:
     """The ledgers of one rank: memory, traffic, its memory pool; on rank 0 activations too (all ranks save the same);
     its allocator, unless it is exact; and times, by `costs`, in the step `timed`. With `saving` it counts saves alone,
-    beside memory and traffic.
+    beside memory and traffic. `served_by`: an allocator that serves the requests of an exact one's
+    device; with `by_moment` it does so later, and the `requests` are kept.
 
     `events` is the run's stored record.
     """
@@ -43,6 +46,7 @@ class RankLedgers:
         by_moment: bool = False,
         timed: int = 0,
         saving: bool = False,
+        served_by: Allocator | None = None,
     ) -> None:
         self.rank = rank
         self.memory = MemoryLedger(by_moment=by_moment)
@@ -50,13 +54,19 @@ class RankLedgers:
         self.pool = PoolLedger()
         self.activations = ActivationLedger() if rank == 0 else None
         self.allocator = None if allocator == "exact" else AllocatorLedger()
+        self.requests: Requests | None = None
+        if served_by is not None and by_moment:
+            self.requests = Requests()
+        elif served_by is not None:
+            self.allocator = RequestLedger(served_by)
         self.pace = None if costs is None or saving else PaceLedger(costs, step=timed)
         self.save = SaveLedger(costs) if saving else None
         self.events: list[Event] = []
 
     @property
     def readers(self) -> tuple[Reader, ...]:
-        own = (self.memory, self.traffic, self.pool, self.activations, self.allocator, self.pace, self.save)
+        memory = self.memory, self.traffic, self.pool, self.activations, self.allocator, self.requests
+        own = *memory, self.pace, self.save
         return tuple(reader for reader in own if reader is not None)
 
     def explain(self, error: OutOfMemory) -> None:

@@ -110,11 +110,25 @@ class Reading:
 def spliced(few: Entries, more: Entries, times: int) -> Spliced | None:
     """Return the entries of a step with `times` periods more than `more`, which has one more than `few`. None if that
     period adds no cycle."""
-    short, long = _likes(few), _likes(more)
-    cuts, other_cuts = _cuts(few), _cuts(more)
+    long = _likes(more)
+    phases = ([entry.scope.phase for entry in entries] for entries in (few, more))
+    if (parts := inserted(_likes(few), long, *phases)) is None:
+        return None
+    repeated = ((before, cycle, cycle, after) for before, cycle, after in parts)
+    times_of = 1, 1, times, 1
+    return Spliced(list(more), long, [pair for part in repeated for pair in zip(part, times_of, strict=True)])
+
+
+def inserted(
+    short: Sequence[Hashable], long: Sequence[Hashable], phases: Sequence[Hashable], longer: Sequence[Hashable]
+) -> list[tuple[range, range, range]] | None:
+    """Return each part of a long sequence as what comes before its cycle, the cycle that a short one lacks, and what
+    comes after it. None if there is no such cycle. A part ends where none of the `phases` continues; `longer` are those
+    of the long one."""
+    cuts, other_cuts = _cuts(phases), _cuts(longer)
     if len(cuts) != len(other_cuts):
         return None
-    parts = list[tuple[range, int]]()
+    parts = list[tuple[range, range, range]]()
     for (start, stop), (first, last) in zip(cuts, other_cuts, strict=True):
         one, two = short[start:stop], long[first:last]
         length = len(two) - len(one)
@@ -122,20 +136,20 @@ def spliced(few: Entries, more: Entries, times: int) -> Spliced | None:
         if length < 0 or two[at + length :] != one[at:]:
             return None
         begin, end = first + at, first + at + length
-        parts += [(range(first, begin), 1), (range(begin, end), 1 + times), (range(end, last), 1)]
-    return Spliced(list(more), long, parts)
+        parts.append((range(first, begin), range(begin, end), range(end, last)))
+    return parts
 
 
-def _cuts(entries: Entries) -> list[tuple[int, int]]:
-    """Return the parts of a step between which no phase continues."""
-    lasts = {entry.scope.phase: at for at, entry in enumerate(entries)}
+def _cuts(phases: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return the parts of a sequence between which no phase continues."""
+    lasts = {phase: at for at, phase in enumerate(phases)}
     cuts, start, stop = list[tuple[int, int]](), 0, 0
-    for at, entry in enumerate(entries):
+    for at, phase in enumerate(phases):
         if at > stop:
             cuts.append((start, at))
             start = at
-        stop = max(stop, lasts[entry.scope.phase])
-    return [*cuts, (start, len(entries))]
+        stop = max(stop, lasts[phase])
+    return [*cuts, (start, len(phases))]
 
 
 def _likes(entries: Entries) -> list[Like]:

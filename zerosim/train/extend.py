@@ -3,7 +3,8 @@
 In a long step most microbatches are alike. One more adds its loss to 1F1B's memory, all of its saved activations to
 GPipe's, and the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches
 for all that differ (at the beginning and at the end of the schedule), then one period more, and extrapolate the rest.
-The clock reads a pipeline's step of all microbatches, spliced from the two (`ledger/splice.py`).
+The clock reads a pipeline's step of all microbatches, spliced from the two (`ledger/splice.py`). An allocator that is
+not exact serves all of its requests, spliced too (`ledger/requests.py`).
 
 The schedule's action list gives the numbers (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (plus the
 remainder of a smaller last group). Without a pipeline plan 3 and 4: the first microbatch fills gradient buffers, the
@@ -29,13 +30,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from zerosim.config import RunConfig
-from zerosim.config.parts.allocators import is_exact
-from zerosim.config.parts.paging import moves_pages
+from zerosim.config.parts.allocators import is_exact, shares_with_pages
 from zerosim.device.device import Phase
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.entries import Entries
 from zerosim.ledger.memory import Moment, Snapshot
+from zerosim.ledger.requests import Refused, RequestLedger, Requests, laps_of, serve
 from zerosim.ledger.saving import SaveCounts
 from zerosim.ledger.splice import Spliced, spliced
 from zerosim.ledger.traffic import TrafficRow
@@ -45,6 +46,7 @@ from zerosim.placement.memories import HOST
 from zerosim.train.memory import OtherMemory, RankMemory
 from zerosim.train.offload import moves_states
 from zerosim.train.result import RunResult
+from zerosim.train.world import new_allocator
 
 Key = TypeVar("Key")
 COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")
@@ -113,9 +115,8 @@ def _in_groups(config: RunConfig) -> RunConfig:
 def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
     """Yield pairs of microbatch counts to plan in place of `accumulate`, shortest first."""
     wanted, (few, step, *_) = config.data.accumulate, steady(config)
-    # Another allocator's reserved bytes, and those of a full device, need not grow by a constant.
-    counts_live = is_exact(config.memory) and not moves_pages(config.memory)
-    while counts_live and wanted > few + step:
+    # The bytes of a device with such pages need not grow by a constant.
+    while not shares_with_pages(config.memory) and wanted > few + step:
         yield few, few + step
         few += few - wanted % step
 
@@ -127,11 +128,13 @@ def shortest(config: RunConfig) -> RunConfig:
 
 
 class Planned(NamedTuple):
-    """A plan without its time, and what the clock reads for that: by rank the entries of the timed step. `saves`: of a
-    plan that saves, what each rank's save took."""
+    """A plan without its time, and what the clock reads for that: by rank the entries of the timed step. `requests`:
+    of a short plan, each rank's requests to an allocator that is not exact. `saves`: of a plan that saves, what each
+    rank's save took."""
 
     result: RunResult
     entries: Mapping[int, Entries]
+    requests: Mapping[int, Requests] = MappingProxyType({})
     saves: Mapping[int, SaveCounts] = MappingProxyType({})
 
 
@@ -145,13 +148,13 @@ def from_short_plans(
 
     That is so if a memory runs out, of which `capacities` has the limit: only a plan of all microbatches says where.
 
-    Raises: OutOfMemory.
+    Raises: OutOfMemory; Refused, if an allocator that is not exact refuses a request.
     """
     for counts in shorter_runs(config):
         try:
             few, more = (planned(_in_groups(config).replace(accumulate=count)) for count in counts)
         except OutOfMemory:
-            if not steady(config).grows:
+            if is_exact(config.memory) and not steady(config).grows:
                 raise
             return None  # more live microbatches may be refused at an earlier moment
         if (result := extended(config, few.result, more.result)) is None:
@@ -159,6 +162,16 @@ def from_short_plans(
         for memory, capacity in capacities.items():
             if capacity is not None and max(held.peak_bytes(memory) for held in result.memory) > capacity:
                 return None
+        if not is_exact(config.memory):
+            if (served := _served(result, few, more)) is None:
+                continue
+            if any(ledger.refuses for ledger in served.values()):
+                raise Refused
+            held = {
+                rank: replace(result.memory[rank], allocator=one.peaks, allocator_marks=one.marks)
+                for rank, one in served.items()
+            }
+            result = replace(result, memory=[held[rank] for rank in result.stands_for])
         if _is_linear(config):
             first, second = time_of(few), time_of(more)
             times = (config.data.accumulate - counts[1]) / (counts[1] - counts[0])
@@ -172,6 +185,17 @@ def _is_linear(config: RunConfig) -> bool:
     """Return whether each further microbatch takes as long as the last one of the short plans. Without a pipeline it
     does, unless states return from another memory."""
     return config.mesh.pp == 1 and not moves_states(config)
+
+
+def _served(result: RunResult, few: Planned, more: Planned) -> dict[int, RequestLedger] | None:
+    """Serve every rank's requests of the extended plan; None if a rank of the short ones has no cycle."""
+    had, has = few.result.config.data.accumulate, more.result.config.data.accumulate
+    times, found = (result.config.data.accumulate - has) // (has - had), dict[int, RequestLedger]()
+    for rank in more.requests:
+        if (laps := laps_of(few.requests[rank], more.requests[rank], has - had, times)) is None:
+            return None
+        found[rank] = serve(laps, new_allocator(result.config))
+    return found
 
 
 def _long_step(config: RunConfig, few: Planned, more: Planned) -> dict[int, Spliced] | None:

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.comm.runtime import Context, launch_alone
+from zerosim.comm.runtime import Context, World, launch_alone
 from zerosim.config import RunConfig
-from zerosim.config.parts.allocators import feels_limit, is_exact
+from zerosim.config.parts.allocators import feels_limit, is_exact, shares_with_pages
 from zerosim.config.parts.parallel import owns_units
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -38,6 +38,7 @@ from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.entries import Entries, Entry
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
+from zerosim.ledger.requests import Refused, RequestLedger
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.parallel import context, experts
 from zerosim.placement.classes import by_shares, classes, reasons
@@ -56,7 +57,7 @@ from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.saving_plan import by_writing, followers, planned_saves, with_save, without_save
 from zerosim.train.work import check_plan
-from zerosim.train.world import node_ranks, world_of
+from zerosim.train.world import new_allocator, node_ranks, world_of
 
 MOST_STEPS = 10
 """The most steps planned to decide whether a configuration fits."""
@@ -97,12 +98,20 @@ def plan(
     whole = declare(config)
     costs = costs_of(config, cluster) if cluster is not None and clock else None
     repeats: Rehearsals | None = None if every_block else {}
+    beside = not shares_with_pages(config.memory)  # another allocator than exact serves requests beside the devices
 
     def planned(
         asked: RunConfig, by_moment: bool = False, node: Cluster | None = cluster, save: bool = False
     ) -> Planned:
+        nonlocal beside
         kept = keep_events and not save
-        return _plan(asked, whole, every_rank, repeats, skipped, kept, node, costs, by_moment, save)
+        how = asked, whole, every_rank, repeats, skipped, kept, node, costs, by_moment, save
+        if beside and not kept and not is_exact(asked.memory):
+            try:
+                return _plan(*how, beside=True)
+            except (Refused, OutOfMemory):  # the device may refuse before a node's host or its drives do
+                beside = False
+        return _plan(*how)
 
     def time_of(found: Planned) -> StepTime | None:
         return None if costs is None else _time(found, costs)
@@ -110,7 +119,10 @@ def plan(
     others, result = node_memories(config, cluster), None
     if not keep_events:
         capacities = {DEVICE: config.memory.capacity, **others}
-        result = from_short_plans(config, partial(planned, by_moment=True), time_of, capacities)
+        try:
+            result = from_short_plans(config, partial(planned, by_moment=True), time_of, capacities)
+        except Refused:
+            beside = False
     if result is None:
         check_plan(config, config.data.accumulate, every_rank=every_rank)
         found = planned(config)
@@ -122,7 +134,8 @@ def plan(
 
 def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: bool = False) -> None:
     """Check a plan before it starts. Raises: InputError if it would take far too long."""
-    counts = () if keep_events else next(shorter_runs(config), ())
+    extends = is_exact(config.memory) and not keep_events  # another allocator serves the requests of all microbatches
+    counts = next(shorter_runs(config), ()) if extends else ()
     check_plan(config, sum(counts) or config.data.accumulate, every_rank=every_rank)
 
 
@@ -137,27 +150,35 @@ def _plan(
     costs: Costs | None,
     by_moment: bool,
     save: bool = False,
+    *,
+    beside: bool = False,
 ) -> Planned:
-    """Plan all microbatches; with `save` count the save after them. A record that is kept has the save too."""
+    """Plan all microbatches; with `save` count the save after them. A record that is kept has the save too. `beside`:
+    devices only count bytes, and their allocators serve a copy of their requests. Raises: Refused there."""
     saves = planned_saves(config) if save or keep_events else NONE
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
     of_owners = around if owns_units(config.parallel) else (0,)  # and what goes to an owner
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
-    allocator = world_of(config).allocator
+    world = world_of(config, keep_events=keep_events, cluster=cluster)
+    if beside:
+        world = replace(world, allocator="exact", allocator_conf=None, capacity=None)
     uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
     unread = (Message,) if costs is not None else (Message, Kernel, Wait)  # by these readers
 
     def readers_of(rank: int) -> tuple[Reader, ...]:
         timed = timed_step(config)
-        one = RankLedgers(rank, allocator, costs, by_moment=by_moment, timed=timed, saving=save)
+        served_by = new_allocator(config) if beside else None
+        one = RankLedgers(
+            rank, world.allocator, costs, by_moment=by_moment, timed=timed, saving=save, served_by=served_by
+        )
         ledgers[rank], uneven[rank] = one, _UnevenReductions()
         return *(reader for reader in one.readers if reader is not one.pool), uneven[rank]  # shapes have no memory pool
 
     def run_as_owner(asked: RunConfig, layout: Layout, rank: int, reader: Reader) -> None:
         dealt = whole._replace(layout=layout)
-        readers = (reader,)
-        reports[rank], _ = _run_rank(asked, dealt, rank, readers, repeats, skipped, cluster, saves, takes_turns=True)
+        bare = replace(world, capacity=asked.memory.capacity)
+        reports[rank], _ = _run_rank(asked, dealt, bare, rank, (reader,), repeats, skipped, saves, takes_turns=True)
 
     def fits(rank: int, record: Iterable[list[Event]]) -> bool:
         """Read a rank's record. Return whether its device refuses nothing."""
@@ -170,11 +191,13 @@ def _plan(
     def run_program(rank: int) -> None:
         readers = readers_of(rank)
         try:
-            ran = _run_rank(config, whole, rank, readers, repeats, skipped, cluster, saves, keep_events=keep_events)
+            ran = _run_rank(config, whole, world, rank, readers, repeats, skipped, saves)
         except OutOfMemory as error:
             ledgers[rank].explain(error)
             raise
         reports[rank], ledgers[rank].events = ran
+        if isinstance(served := ledgers[rank].allocator, RequestLedger) and served.refuses:
+            raise Refused
 
     def run(ranks: Collection[int]) -> None:
         new = sorted(set(ranks) - ledgers.keys())
@@ -198,7 +221,9 @@ def _plan(
     size = node_ranks(config, cluster)
     result = collect(config, *whole, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
     entries = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
-    return Planned(result, entries, {rank: one.save.last for rank, one in ledgers.items() if one.save is not None})
+    requests = {rank: one.requests for rank, one in ledgers.items() if one.requests is not None}
+    saved = {rank: one.save.last for rank, one in ledgers.items() if one.save is not None}
+    return Planned(result, entries, requests, saved)
 
 
 def _time(found: Planned, costs: Costs) -> StepTime:
@@ -319,14 +344,13 @@ def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = N
 def _run_rank(
     config: RunConfig,
     whole: Whole,
+    world: World,
     rank: int,
     readers: tuple[Reader, ...],
     repeats: Rehearsals | None,
     skipped: Collection[int],
-    cluster: Cluster | None,
     saves: Checkpoints,
     *,
-    keep_events: bool = False,
     takes_turns: bool = False,
 ) -> tuple[list[StepReport], list[Event]]:
     """Run one rank's program, which feeds these readers. Return the steps' reports, and the stored record."""
@@ -340,9 +364,8 @@ def _run_rank(
         trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats)
         return trained.reports, ctx.device.recorder.history
 
-    asked = world_of(config, keep_events=keep_events, cluster=cluster)
-    world = replace(asked, backend="meta", transport="threads", per_process=1, max_running=1)
-    return launch_alone(program, world, rank, readers)
+    alone = replace(world, backend="meta", transport="threads", per_process=1, max_running=1)
+    return launch_alone(program, alone, rank, readers)
 
 
 class _KnownSkips(StepControl):

@@ -7,6 +7,8 @@ from pathlib import Path
 from zerosim.comm.runtime import World
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
+from zerosim.device.allocators.choose import make_allocator
+from zerosim.device.memory import Allocator
 from zerosim.train.offload import node_memories
 
 
@@ -31,6 +33,12 @@ def world_of(
         folder=folder,
         keep_events=keep_events,
     )
+
+
+def new_allocator(config: RunConfig) -> Allocator:
+    """Make the allocator of a rank's device, without the device."""
+    world = world_of(config)
+    return make_allocator(world.allocator, world.capacity, world.allocator_conf)
 
 
 def node_ranks(config: RunConfig, cluster: Cluster | None) -> int:

@@ -17,6 +17,12 @@ def feels_limit(memory: MemoryConfig) -> bool:
     return memory.paged_states or not is_exact(memory)
 
 
+def shares_with_pages(memory: MemoryConfig) -> bool:
+    """Return whether a device's bytes depend on its pages: they move out at a limit, and another allocator competes
+    with them for the driver's memory."""
+    return memory.paged_states and (memory.capacity is not None or not is_exact(memory))
+
+
 def with_addresses(memory: MemoryConfig) -> tuple[str, str | None]:
     """Return an allocator that chooses addresses, and its settings: the caching one in place of an exact one."""
     return "caching" if is_exact(memory) else memory.allocator, memory.allocator_conf

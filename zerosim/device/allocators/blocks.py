@@ -105,6 +105,11 @@ class BlockPool:
                 return
             yield self._free[at][-1]
 
+    def best(self, stream: str, size: int) -> Block | None:
+        """Return a stream's smallest free block of at least that size, the lowest of these; None if there is none."""
+        at = bisect_left(self._free, (stream, size, 0))
+        return self._free[at][-1] if at < len(self._free) and self._free[at][0] == stream else None
+
     def unmapped(self, stream: str) -> list[Block]:
         """Yield a stream's addresses without memory, lowest first."""
         return [block for of, _, block in self._unmapped if of == stream]

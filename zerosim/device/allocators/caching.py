@@ -154,10 +154,10 @@ class CachingAllocator:
     def _cached(self, pool: BlockPool, stream: str, size: int) -> Block | None:
         """Return the best fit. A block of max_split_size or more serves only requests of about its size."""
         pool.searches += 1
-        fitting = pool.at_least(stream, size)
-        block = next(fitting, None)
+        block = pool.best(stream, size)
         if block is not None and self._expandable is not None:
-            block = self._expandable.least_room(block, fitting)
+            _, *larger = pool.at_least(stream, size)
+            block = self._expandable.least_room(block, larger)
         if block is None or size < self._max_split <= block.size:
             return None
         if size >= self._max_split and block.size >= size + self.knobs.max_non_split_rounding_mb * MIB:
@@ -214,7 +214,7 @@ class CachingAllocator:
         largest first."""
         if self._max_split == UNLIMITED:
             return False
-        enough = next(pool.at_least(stream, size), None)
+        enough = pool.best(stream, size)
         if enough is not None and _is_whole(enough):
             self._give_back(enough)
             return True
