@@ -39,7 +39,7 @@ def by_script(expression: str, **values: Any) -> Any:
     consts = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
     exact = "(key, one) => (typeof one === 'bigint' ? one.toString() : one)"
     script = f"{read('expressions.js')}{consts}console.log(JSON.stringify({expression}, {exact}));"
-    done = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, check=True)
+    done = subprocess.run(["node", "-"], input=script, capture_output=True, encoding="utf-8", timeout=120, check=True)
     return json.loads(done.stdout)
 
 

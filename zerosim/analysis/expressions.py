@@ -14,19 +14,18 @@ from typing import Any
 
 from zerosim.analysis.blocks import other_premises
 from zerosim.analysis.candidate import accepted, candidate
-from zerosim.analysis.capabilities.recompute import block_form
+from zerosim.analysis.capabilities.recompute import nearest_form
 from zerosim.analysis.cost import cost_of
 from zerosim.analysis.forms import forms
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.letters import letters_of
-from zerosim.analysis.shares import LaidOut, laid_out
+from zerosim.analysis.shares import LaidOut, laid_out, recut
+from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
-from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
-from zerosim.placement.layout import Layout
 from zerosim.placement.spec import is_block
 from zerosim.train.plan import plan
 
@@ -88,29 +87,30 @@ class _Found:
     def model(self, name: str) -> dict[str, Any]:
         """Return a model's row: its letters and ways at each tp, or why this tp is refused."""
         config = self.config_of({"model": name})
-        model = config.model
-        if not model.has_blocks:
+        numbers = sizes(config)
+        if "h" not in numbers:
             raise InputError(
                 f"--model {name} has no sizes of blocks: choose a preset such as gpt2-xl (zerosim zoo models)"
             )
-        if model.is_second:
+        if config.model.is_second:
             raise InputError(f"--model {name} has two sequences, an encoder's and a decoder's: choose a model with one")
         tps: dict[int, Any] = {}
         for tp in TPS:
             try:
-                tps[tp] = self._at_tp(name, tp, pad=tp > 1 and model.vocab % tp > 0)
+                tps[tp] = self._at_tp(name, tp, pad=tp > 1 and numbers["V"] % tp > 0)
             except InputError as error:
                 tps[tp] = {"refused": str(error)}
-        sizes = {"family": model.family, "parameters": laid_out(config).num_parameters}
-        most = min(model.positions or MOST_SEQ, MOST_SEQ)
-        return {"name": name, **sizes, "seq": min(model.seq, most), "most_seq": most, "tp": tps}
+        most = min(int(config.value("positions") or MOST_SEQ), MOST_SEQ)
+        row = {"name": name, "parameters": laid_out(config).num_parameters, "seq": min(numbers["s"], most)}
+        return {**row, "most_seq": most, "tp": tps}
 
     def _at_tp(self, name: str, tp: int, pad: bool) -> dict[str, Any]:
         extra: dict[str, bool] = {"pad_vocab": True} if pad else {}
         given: Values = {"model": name, "tp": tp, **extra}
         laid = laid_out(self.config_of({**given, "ranks": SOME * tp, "stage": 3}))
         whole = letters_of(laid)
-        cut = [_on(laid, self.config_of({**given, "ranks": n * tp, "stage": 3})) for n in RANKS]
+        others = [recut(laid, self.config_of({**given, "ranks": n * tp, "stage": 3})) for n in RANKS]
+        cut = [letters_of(one, padded=True) for one in others]
         padded = {x: [of[x] for of in cut] for x in whole if any(of[x] != whole[x] for of in cut)}
         ways, used = [], set[str]()
         for values in product(*WAYS.values()):
@@ -126,7 +126,7 @@ class _Found:
                 "padded": is_cut,
                 "exact": not other_premises(config),
             }
-            if not config.parallel.zero_stage:  # one rank alone has nothing to reduce, and no buffers for it
+            if values[0] == 0:  # one rank alone has nothing to reduce, and no buffers for it
                 alone = self.config_of({**given, "ranks": tp, **dict(zip(WAYS, values, strict=True))})
                 way["alone"] = self._numbered(_rows(laid._replace(config=alone)))
             if way not in self.ways:
@@ -159,18 +159,11 @@ class _Found:
             except InputError:  # shorter rows
                 config = self.config_of({**given, **more, "seq": 512})
             if other_premises(config):
-                result = plan(next(accepted(candidate(config, layers=few) for few in (FEW, config.model.layers))))
-                due = (symbol("l") * estimated(config)).at(letters_of(result))
+                result = plan(next(accepted((candidate(config, layers=FEW), candidate(config)))))
+                due = (symbol("l") * nearest_form(config)).at(letters_of(result))
                 counted = activations_of(result.saved)
                 errors[f"{precision} {recompute}"] = round(float(100 * (due - counted) / counted), 1)
         return errors
-
-
-def _on(laid: LaidOut, config: RunConfig) -> dict[str, int]:
-    """Return the letters on another number of ranks, padding included: the same buffers are cut by another mesh."""
-    layout = laid.layout
-    other = Layout(config.mesh.axes, list(layout.flats.values()), lambda flat: layout.rows(flat.name), layout.stages)
-    return letters_of(laid._replace(config=config, layout=other), padded=True)
 
 
 def _rows(laid: LaidOut) -> list[tuple[str, str, str, Form]]:
@@ -181,17 +174,9 @@ def _rows(laid: LaidOut) -> list[tuple[str, str, str, Form]]:
         for key, form in forms(config, cost_of(laid)).items()
         if key.subject in SUBJECTS and form.terms
     ]
-    return [*found, ("kept", "activation", "", symbol("l") * estimated(config))]
+    return [*found, ("kept", "activation", "", symbol("l") * nearest_form(config))]
 
 
 def activations_of(saved: Mapping[str, Iterable[SavedRow]]) -> int:
     """Return the bytes that rank 0's blocks saved for backward."""
     return sum(row.nbytes for unit, rows in saved.items() if is_block(unit) for row in rows)
-
-
-def estimated(config: RunConfig) -> Form:
-    """Return the form of a block's activations or, where a premise fails, the nearest form: without scores that flash
-    attention does not save, and scaled to the parameters' bytes."""
-    has_no_scores = config.memory.attention == "flash" and config.memory.recompute == "none"
-    form = block_form(config.replace(recompute="selective") if has_no_scores else config)
-    return form * dtype(config.precision.stored).itemsize / 2
