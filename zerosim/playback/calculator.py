@@ -23,8 +23,8 @@ FIRST: Mapping[str, int | str] = {
     "recipe": "paper", "micro_batch": 1, "gpu": "a100-80",
 }  # fmt: skip
 TITLE = "What does a GPU hold in ZeRO, and what does it send?"
-OWN = ("N", "b", "s")
-"""Letters of a control: ranks, microbatch, sequence."""
+OWN = ("N", "b", "s", "Ψ_r")
+"""Letters of a control (ranks, microbatch, sequence), and what Ψ means on a mesh."""
 
 
 def calculator(expressions: Mapping[str, Any], words: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 // The page: controls on one side, bars on the other. It shows what `calculated` returns.
 const data = JSON.parse(document.getElementById('data').textContent);
 const SIZES = [[1e12, 'TB'], [1e9, 'GB'], [1e6, 'MB'], [1e3, 'kB'], [1, 'B']];
-const STAGES = ['0: all of it on each rank (DDP)', '1: optimizer states divided', '2: gradients too', '3: parameters too'];
+const STAGES = ['0: nothing divided', '1: optimizer states', '2: and gradients', '3: and parameters'];
 const RECIPES = { paper: "the ZeRO paper's", usual: 'as people run it' };
 const TRAFFIC = ['sent', 'exchanged'];
 
@@ -128,8 +128,8 @@ function aboutActivations(found) {
   if (found.exact) return 'Activations: the form equals the count of what all blocks save.';
   const words = `Activations (hatched) are an estimate. The form is made for the block of arXiv 2205.05198`;
   if (found.error === undefined) return `${words}, and was not compared with a count here.`;
-  const off = found.error ? `${Math.abs(found.error)} % ${found.error < 0 ? 'less' : 'more'} than` : 'within 0.05 % of';
-  return `${words}: at one row of ${whole(data.counted_seq)} tokens it gives ${off} the count for this model.`;
+  const off = found.error ? `gives ${Math.abs(found.error)} % ${found.error < 0 ? 'less' : 'more'} than the count` : 'equals the count to 0.05 %';
+  return `${words}. For this model and tp, with one row of ${whole(data.counted_seq)} tokens, it ${off}.`;
 }
 
 function aboutLetters(found) {
@@ -137,7 +137,8 @@ function aboutLetters(found) {
   const names = Object.keys(data.letters).sort((one, other) => other.length - one.length);
   let rest = texts;
   const used = names.filter((name) => { const has = rest.includes(name); rest = rest.replaceAll(name, ' '); return has; });
-  return used.sort().map((name) => `${name}: ${data.letters[name]}`).join('; ');
+  const meaning = (name) => data.letters[name === 'Ψ' && point.tp > 1 ? 'Ψ_r' : name];
+  return used.sort().map((name) => `${name}: ${meaning(name)}`).join('; ');
 }
 
 const shown = Object.fromEntries(['facts', 'memory', 'kept', 'traffic', 'letters', 'command'].map((name) => [name, made(name === 'command' ? 'code' : 'div', { id: name })]));
