@@ -170,7 +170,7 @@ def test_the_readme_leads_to_every_page() -> None:
 def test_every_command_is_one_that_zerosim_knows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in re.findall(r"^(?:(?:mpirun|srun) .*?)?\bzerosim\)? [a-z]+ ?.*$", code(page), re.MULTILINE):
         words = line[re.search(r"\bzerosim\)? ", line).start() :].split("#")[0].split()  # type: ignore[union-attr]
-        verb = words[1:3] if words[1] in ("plot", "export") else words[1:2]
+        verb = words[1:3] if words[1] in ("plot", "export", "page") else words[1:2]
         assert main([*verb, "--help-all"]) == 0
         known = capsys.readouterr().out
         assert all(flag in known for flag in words if flag.startswith("--")), line

@@ -44,6 +44,13 @@ def laid_out(config: RunConfig) -> LaidOut:
     return LaidOut(config, layout, model.num_parameters, model.tied_numel)
 
 
+def recut(laid: LaidOut, config: RunConfig) -> LaidOut:
+    """Return the same buffers on the mesh of another configuration, which has as many ranks of tp."""
+    layout = laid.layout
+    other = Layout(config.mesh.axes, list(layout.flats.values()), lambda flat: layout.rows(flat.name), layout.stages)
+    return laid._replace(config=config, layout=other)
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """One pipeline stage's share of the model, as each of its `ranks` holds it.

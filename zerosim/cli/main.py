@@ -47,6 +47,7 @@ VERBS = {
     "check": "scenarios with expected figures: papers' tables against zerosim's counts",
     "export": "files for other programs: a step in time for Perfetto, buffers for PyTorch's memory_viz",
     "plot": "a picture as PNG or SVG: memory, traffic, time, pipelines, optimizers",
+    "page": "a page for the browser: a calculator of memory and traffic, by model, ranks and ZeRO stage",
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "state": "look into a checkpoint: who wrote what, whether it is whole, how two differ",
     "convert": "a checkpoint of one framework as another's: weights, optimizer states and the step",

@@ -30,7 +30,7 @@ style-src '{style_hash}'; img-src data: blob:; base-uri 'none'; form-action 'non
 <style>{style}</style>
 </head>
 <body>
-<main id="player"><noscript>This page moves by its own script, and this browser runs none.</noscript></main>
+<main id="{main}"><noscript>This page moves by its own script, and this browser runs none.</noscript></main>
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body>
@@ -40,13 +40,18 @@ style-src '{style_hash}'; img-src data: blob:; base-uri 'none'; form-action 'non
 
 def page(data: Data) -> str:
     """Return the page of data from `encode`."""
-    style, script = style_text(), script_text()
+    return document("player", title_of(data), style_text(), script_text(), as_text(data))
+
+
+def document(main: str, title: str, style: str, script: str, data: str) -> str:
+    """Return a page of one file: its `main` element's name, its title, style, script, and data as JSON."""
     return _PAGE.format(
+        main=main,
         script_hash=_hash(script),
         style_hash=_hash(style),
-        title=html.escape(title_of(data)),
+        title=html.escape(title),
         style=style,
-        data=_escaped(as_text(data)),
+        data=_escaped(data),
         script=script,
     )
 
@@ -59,15 +64,16 @@ def title_of(data: Data) -> str:
 
 
 def style_text() -> str:
-    return "\n" + _read("player.css")
+    return "\n" + read("player.css")
 
 
 def script_text() -> str:
     """Return the script: its files joined, in a scope of their own."""
-    return "\n(() => {\n'use strict';\n" + squeezed("".join(_read(f"{name}.js") for name in SCRIPTS)) + "})();\n"
+    return "\n(() => {\n'use strict';\n" + squeezed("".join(read(f"{name}.js") for name in SCRIPTS)) + "})();\n"
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """Return a file of the pages' folder."""
     return (_FOLDER / name).read_text("utf-8")
 
 

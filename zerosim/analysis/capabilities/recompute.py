@@ -13,6 +13,7 @@ from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.recompute import described, differ, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import widens_norms
+from zerosim.dtypes import dtype
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
@@ -54,6 +55,14 @@ def block_form(config: RunConfig, block: int = 0) -> Form:
         fp32_softmax=config.memory.fp32_softmax,
     )
     return form.where(a=config.mesh.cp * symbol("a"))
+
+
+def nearest_form(config: RunConfig) -> Form:
+    """Return a block's form or, where a premise fails, the nearest one: without scores that flash attention does not
+    save, and scaled to the bytes of the parameters."""
+    has_no_scores = config.memory.attention == "flash" and config.memory.recompute == "none"
+    form = block_form(config.replace(recompute="selective") if has_no_scores else config)
+    return form * dtype(config.precision.stored).itemsize / 2
 
 
 def keeps_on_host(config: RunConfig) -> bool:
