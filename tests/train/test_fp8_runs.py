@@ -69,6 +69,7 @@ FORMS = {
     "stage 1": {"stage": 1},
     "sp and recompute": {"tp": 2, "sequence_parallel": True, "recompute": "full:2", "layers": 4},
     "sp and parts": {"tp": 2, "sequence_parallel": True, "recompute": "selective:mlp", "accumulate": 2},
+    "exact ends of six": {"fp8_exact_first": 2, "fp8_exact_last": 1, "layers": 6, "recompute": "full"},
     "FSDP2": {"recipe": "fsdp2"},
     "Megatron": {"recipe": "megatron", "stage": 1},
 }

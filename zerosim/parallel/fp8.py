@@ -26,7 +26,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     group = replace(made.group, products=lambda number: None if number in exact else products)
     keeps = products.caches or products.history is not None
     made = _storing(made, place) if products.stores_codes else made
-    return made._replace(group=group, repeats=made.repeats and not (keeps or exact or products.stores_codes))
+    return made._replace(group=group, repeats=made.repeats and not (keeps or products.stores_codes))
 
 
 def _storing(made: Pieces, place: Place) -> Pieces:

@@ -25,7 +25,7 @@ def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) 
 
     def wrap(number: int, unit: Unit) -> Unit:
         unit = inner(number, unit)
-        kind = made.policy.again.parts_of(number), *_kind(config, number, unit)
+        kind = made.policy.again.parts_of(number), made.group.products(number) is None, *_kind(config, number, unit)
 
         def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
             dummies = [flat.collector.dummies for flat in unit.all_flats]
