@@ -216,6 +216,13 @@ def test_what_cannot_be_is_refused(what: dict[str, object], says: str) -> None:
         small(**what)
 
 
+def test_megatrons_blocks_are_transformer_engines() -> None:
+    assert small(recipe="megatron", stage=1).fp8.library == "te"
+    assert small(recipe="megatron", stage=1, fp8_library="torchao").fp8.library == "torchao"
+    assert small(recipe="megatron", stage=1, fp8="rowwise").fp8.library == "torchao"
+    assert small(recipe="megatron", stage=1, fp8="none").fp8.made_by is None
+
+
 def test_torchaos_memory_is_flat() -> None:
     """Five pairs of torchtitan's and torchao's runs of Llama 3 8B, with and without Float8, reserved 0.992 to 1.009 of
     each other (`scenarios/fp8_torchtitan.toml` has the sources)."""

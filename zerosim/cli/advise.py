@@ -33,7 +33,10 @@ FINETUNES: Mapping[str, Mapping[str, Any]] = {
 """What is trained. Adapters are on all linear maps, as QLoRA's authors advise (2305.14314, section 4), of rank 16."""
 ROWS = 4
 """Rows of a step on each GPU, if no global batch is given."""
-KEPT = ("model", "seq", "recipe", "precision", "optimizer", "loss", "lora_rank", "lora_target", "host_memory")
+KEPT = (
+    *("model", "seq", "recipe", "precision", "fp8", "fp8_library", "optimizer", "loss", "lora_rank", "lora_target"),
+    "host_memory",
+)
 """A run's options that may be given; the search chooses all others."""
 
 

@@ -167,7 +167,7 @@ CAPABILITIES = (
         lambda c: fp8.rules(
             c.fp8, c.model, c.mesh, c.precision, c.data, c.saving, c.parallel, c.gathering, c.memory
         ),
-        fp8.EXCLUSIONS, fp8.WORDS, fp8.LACKING,
+        fp8.EXCLUSIONS, fp8.WORDS, fp8.LACKING, fp8.settles,
     ),
     Capability(lambda c: documents.rules(c.data, c.model, c.memory, c.optim), (), documents.WORDS),
 )  # fmt: skip

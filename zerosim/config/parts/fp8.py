@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import Exclusion, Part, option
+from zerosim.config.option import Draft, Exclusion, Part, option
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
@@ -197,6 +197,14 @@ EXCLUSIONS = (
         )
     ),
 )
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Set Transformer Engine, which Megatron's blocks are made of, with recipe megatron and a scaling that it has."""
+    values = draft.values
+    if values.get("recipe") == "megatron" and values.get("fp8") in LIBRARIES["te"]:
+        values.setdefault("fp8_library", "te")
+    return {}
 
 
 def rules(
