@@ -122,6 +122,7 @@ def test_each_tile_of_a_map_has_its_histories(tiles: int) -> None:
     assert formulas_agree(checks(plan(config)))
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("how", STORED, ids=str)
 def test_codes_that_are_sent_are_those_that_would_be_made(how: dict[str, object]) -> None:
     """Each rank makes codes of its slice by an amax of all: the products read the same as without."""
@@ -144,6 +145,7 @@ def test_a_run_goes_on_from_its_checkpoint(how: dict[str, object], tmp_path: Pat
     assert_same_weights(rest, whole)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("library", "kind"), RECIPES)
 def test_stages_give_the_same_bits(library: str, kind: str) -> None:
     """Stages 0 to 3 leave the same weights: a scale is of one rank's rows, or of a weight that all ranks have."""
@@ -153,6 +155,7 @@ def test_stages_give_the_same_bits(library: str, kind: str) -> None:
         assert_same_weights(other, runs[0])
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("kind", ["delayed", "tensorwise"])
 def test_gathered_codes_give_the_same_bits_as_gathered_numbers(kind: str) -> None:
     """One scale of all rows: what sequence parallelism gathers as codes is what it would code once it is gathered."""

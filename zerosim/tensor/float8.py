@@ -15,12 +15,11 @@ prototype/blockwise_fp8_training), Transformer Engine 2 (common/recipe, common/u
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from zerosim.backends.kernels import Array
-from zerosim.backends.numpy.narrow import Fates
 from zerosim.dtypes import DType, fp32, uint8
 from zerosim.errors import InputError
 from zerosim.tensor import float8_codes as bits
@@ -28,6 +27,9 @@ from zerosim.tensor.float8_codes import E4M3 as E4M3
 from zerosim.tensor.float8_codes import E5M2 as E5M2
 from zerosim.tensor.float8_codes import KINDS as KINDS
 from zerosim.tensor.float8_codes import Kind as Kind
+
+if TYPE_CHECKING:
+    from zerosim.backends.numpy.narrow import Fates
 
 SMALLEST_AMAX = {"torchao": 1e-12, "deepseek": 1e-4}
 """What amax is raised to before it divides, by rule. Transformer Engine's epsilon is 0."""
@@ -152,6 +154,8 @@ def fates(casting: Casting, values: Array, scales: Array | None = None) -> Fates
 
     A 0 keeps all its digits. scales: those of an earlier amax; without them, the values' own.
     """
+    from zerosim.backends.numpy.narrow import Fates  # not on the way to a plan: it brings NumPy's backend
+
     factors = None
     if scales is None:
         amax = amax_of(np, casting, values)
