@@ -90,6 +90,8 @@ def in_eight_bits(kind: str, values: Mapping[str, Any]) -> RunConfig:
     recipe = RECIPES.get(kind, "fsdp2")
     leaves = recipe == "deepspeed" and values.get("fp8_param_gather")  # stage 3 would gather leaf modules
     stage = 1 if leaves or (recipe == "megatron" and not values.get("fp8_gather")) else 3
+    if recipe == "megatron" and values.get("fp8_gather"):  # its own library is Transformer Engine
+        values = {**values, "fp8_library": "torchao"}
     return RunConfig(**PLAN_DEFAULTS, model="llama3-8b", ranks=8, seq=1024, recipe=recipe, stage=stage, **values)
 
 
@@ -114,7 +116,7 @@ def test_products_in_eight_bits_read_back(kind: str, values: dict[str, Any]) -> 
         ("torchtitan-toml", EIGHT_BITS[3], (), {"fp8", "fp8_amax_history", "fp8_amax_algo", "fp8_margin"}),
         ("megatron", EIGHT_BITS[1], ("--fp8-recipe tensorwise", "--first-last-layers-bf16"), set()),
         ("megatron", EIGHT_BITS[3], ("--fp8-format hybrid", "--fp8-amax-compute-algo max"), set()),
-        ("megatron", EIGHT_BITS[0], (), {"fp8"}),
+        ("megatron", EIGHT_BITS[0], ("--fp8-recipe tensorwise",), set()),
         ("deepspeed", EIGHT_BITS[0], (), {"fp8"}),
         ("accelerate", EIGHT_BITS[0], ("enable_fsdp_float8_all_gather: false",), set()),
         ("accelerate", EIGHT_BITS[11], ("enable_fsdp_float8_all_gather: true",), {"fp8_exact_first"}),
