@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.same import assert_same_weights
 from tests.train.test_shapes import assert_same_record
+from zerosim import cpu
 from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.config.parts.fp8 import LIBRARIES
+from zerosim.device.device import Phase
 from zerosim.errors import InputError
+from zerosim.functional.fp8 import Seen, Wanted, cast
+from zerosim.tensor.float8 import E4M3, Casting
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -237,3 +242,13 @@ def test_torchaos_memory_is_flat() -> None:
             for fp8 in ("tensorwise", "none")
         )
         assert abs(with_it / without - 1) < 0.001
+
+
+def test_what_is_generated_leaves_no_trace_in_amax_histories() -> None:
+    device, values = cpu(), np.full((16, 16), 3, np.float32)
+    seen, casting = Seen.new(device, 2), Casting(E4M3, (0, 0), rule="te")
+    with device.phase(Phase.EVALUATE):
+        cast(device, values, [Wanted(casting)], seen)
+    assert seen.history.array.max() == 0
+    cast(device, values, [Wanted(casting)], seen)
+    assert seen.history.array[0] == 3

@@ -67,7 +67,7 @@ class Seen:
 
     def roll(self, device: Device, casting: Casting, how: History, share: Callable[[Buffer], None] | None) -> None:
         """Take the factor from the steps before, in the first use of a step, of all ranks with which to `share` it."""
-        if device.where.step == self.step:
+        if device.where.step == self.step or not device.is_training:
             return
         self.step = device.where.step
         if share is not None:
@@ -110,8 +110,9 @@ def cast(
         for one, codes, scales in zip(wanted, out[::2], out[1::2], strict=True):
             matrix, casting = values.T if one.across else values, one.casting
             if seen is not None:
-                found = float8.amax_of(xp, casting, matrix)
-                seen.history.array[0] = xp.maximum(seen.history.array[0], found[0])
+                if device.is_training:
+                    found = float8.amax_of(xp, casting, matrix)
+                    seen.history.array[0] = xp.maximum(seen.history.array[0], found[0])
                 scales[...] = xp.float32(1) / seen.factor.array
                 float8.encode(xp, casting, matrix, scales, codes, seen.factor.array.reshape(1, 1))
             elif amax is not None and casting.block == (0, 0):

@@ -21,7 +21,7 @@ from zerosim.functional.fp8_recipes import Products
 from zerosim.tensor.coded_flat import CodedFlat
 from zerosim.tensor.discarded import Readable
 from zerosim.tensor.float8 import Casting
-from zerosim.tensor.tensor import Operand, Outline, Parameter
+from zerosim.tensor.tensor import Operand, Outline, Parameter, Tensor, outline
 
 
 @dataclass(slots=True)
@@ -76,14 +76,14 @@ class Map8(NamedTuple):
             wanted.append(Wanted(self.products.wgrad.right, across=True, turned=turned, kind=Kind.ACTIVATION))
         return wanted
 
-    def run(self, x: Readable) -> tuple[Buffer, list[Coded]]:
+    def run(self, x: Tensor) -> tuple[Buffer, list[Coded]]:
         """Return the result, and the codes of x to save."""
         device, first = x.device, self.products.forward.left
         self.state.begin(device, self.products, len(self.weights))
         saves = self.saves_codes and device.grad_enabled
         seen = self.state.of(device, self.products, "x", first)
         coded, *kept = cast(device, rows_of(x.array), self.casts_of_x(saves=saves), seen)
-        return self.run_codes(coded, like_of(x)), kept
+        return self.run_codes(coded, outline(x)), kept
 
     def run_codes(self, x: Coded, shape: Outline) -> Buffer:
         """Return the result for codes of x, which has this shape."""
@@ -169,8 +169,8 @@ class Map8(NamedTuple):
 class Linear8:
     """Saves x, or its codes for the weights' gradients (`kept`), and the handles of weights and biases.
 
-    x: the input; without its bytes if `kept` or `coded` are given or no weight is trained.
-    coded: the input's codes for the weights' gradients, that backward has just made.
+    x: the input; without its bytes if its codes are given or no weight is trained.
+    kept: its codes for the weights' gradients, or nothing.
     """
 
     x: Readable | Outline
@@ -230,8 +230,3 @@ class Linear8:
         seen = self.map.state.of(device, products, "x", casting)
         [coded] = cast(device, rows_of(self.x.array), [Wanted(casting, across=True)], seen)
         return coded
-
-
-def like_of(x: Readable) -> Outline:
-    """Return a tensor's shape without its bytes."""
-    return Outline(x.device, x.shape, x.dtype, x.requires_grad)

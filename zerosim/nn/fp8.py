@@ -49,15 +49,8 @@ class InEight:
 
     def apply(self, weights: Sequence[Operand], biases: Sequence[Operand]) -> Applied:
         """Return the map of these weights. A rule that is given no bytes of x has its codes."""
-        of, kept, saved = self._map(weights, biases), list[Coded](), dict[str, Buffer]()
-
-        def run(x: Tensor) -> Buffer:
-            out, made = of.run(x)
-            kept.extend(made)
-            saved.update(_buffers(made))
-            return out
-
-        return Applied(run, lambda x: Linear8(x, of, tuple(kept)), saved)
+        run, rule, saved = self._applied(weights)
+        return Applied(lambda x: run(x, biases), lambda x: rule(x, biases), saved)
 
     def columns(self, x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand], op: str) -> Tensor:
         """Apply a column-parallel map."""
@@ -73,15 +66,20 @@ class InEight:
 
     def of_row(self, weight: Operand) -> Applied:
         """Return a row-parallel map, whose bias is given in each use."""
+        run, rule, saved = self._applied([weight])
+        return Applied(lambda x, bias: run(x, _as_list(bias)), lambda x, bias: rule(x, _as_list(bias)), saved)
+
+    def _applied(self, weights: Sequence[Operand]) -> Applied:
+        """Return the map of these weights, whose biases are given in each use."""
         kept, saved = list[Coded](), dict[str, Buffer]()
 
-        def run(x: Tensor, bias: Operand | None) -> Buffer:
-            out, made = self._map([weight], _as_list(bias)).run(x)
+        def run(x: Tensor, biases: Sequence[Operand]) -> Buffer:
+            out, made = self._map(weights, biases).run(x)
             kept.extend(made)
             saved.update(_buffers(made))
             return out
 
-        return Applied(run, lambda x, bias: Linear8(x, self._map([weight], _as_list(bias)), tuple(kept)), saved)
+        return Applied(run, lambda x, biases: Linear8(x, self._map(weights, biases), tuple(kept)), saved)
 
     def _map(self, weights: Sequence[Operand], biases: Sequence[Operand]) -> Map8:
         return Map8(self.products, self.state, weights, biases, self.transposed)
@@ -91,8 +89,7 @@ class InEight:
         of, maps, device = self._map(weights, biases), self.maps, x.device
         saves = of.saves_codes and device.grad_enabled
         self.state.begin(device, self.products, len(weights))
-        whole = outline(x)
-        whole = replace(whole, shape=(x.shape[0], x.shape[1] * maps.size, *x.shape[2:]))
+        whole = replace(outline(x), shape=(x.shape[0], x.shape[1] * maps.size, *x.shape[2:]))
         seen = self.state.of(device, self.products, "x", self.products.forward.left, maps.largest)
         wanted = of.casts_of_x(saves=saves, turned=True)
         coded, *kept = cast(device, rows_of(x.array), wanted, seen, maps.largest)

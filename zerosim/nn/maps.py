@@ -86,7 +86,9 @@ class ColumnMap:
         (x, *more), (weights, biases) = in_autocast(self.here, x, self.weights, self.biases)
         transposed = self.row.layout == "out_in"
         if self.in_8 is not None:
-            return self._in_8_bits(self.in_8, x, weights, biases)
+            out = self._in_8_bits(self.in_8, x, weights, biases)
+            kept = [] if self.in_8.products.saves_codes or self.adapters else [one.buffer for one in more]
+            return F.keeping(out, kept, layer_of(self.weights[0], "packed_linear"))
         if not self.is_one:
             if not self.adapters:
                 out, op = self.maps.packed_linear(x, weights, biases), layer_of(self.weights[0], "packed_linear")
@@ -106,7 +108,7 @@ class ColumnMap:
         if not self.adapters:
             return way.columns(x, weights, biases, op)
         run, rule, saved = way.apply(weights, biases)
-        return self.adapters.columns(x, [*self.weights, *self.biases], run, rule, saved, way.reads_x(weights))
+        return self.adapters.columns(x, [*weights, *biases], run, rule, saved, way.reads_x(weights))
 
 
 class RowMap:

@@ -33,19 +33,11 @@ from zerosim.train.world import world_of
 POWERS = (0, 4, 8, 12, 16, 20, 24)
 """Loss scales, as powers of two."""
 FORMATS = tuple(NARROW)
-FIXED: Mapping[str, str | int | None] = MappingProxyType(
-    {
-        "ranks": 1,
-        "dp_replicate": 1,
-        "tp": 1,
-        "pp": 1,
-        "stage": 0,
-        "precision": "fp32",
-        "loss_scale": None,
-        "backend": "numpy",
-        "world": "threads",
-    }
+ALONE: Mapping[str, str | int | None] = MappingProxyType(
+    {"ranks": 1, "dp_replicate": 1, "tp": 1, "pp": 1, "stage": 0, "backend": "numpy", "world": "threads"}
 )
+"""The settings of a run on one rank, whose numbers are counted on the host."""
+FIXED: Mapping[str, str | int | None] = MappingProxyType({**ALONE, "precision": "fp32", "loss_scale": None})
 """The settings of every run whose gradients are counted."""
 
 

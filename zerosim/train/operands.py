@@ -29,6 +29,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
 from zerosim.tensor import float8
 from zerosim.tensor.float8 import KINDS, Casting
+from zerosim.train.gradients import ALONE
 from zerosim.train.rank import Progress
 from zerosim.train.run import Experiment
 from zerosim.train.world import world_of
@@ -36,19 +37,7 @@ from zerosim.train.world import world_of
 OPERANDS = ("inputs", "weights", "gradients")
 """The operands of a linear map. The gradients are those of its result."""
 FORMATS = tuple(KINDS)
-FIXED: Mapping[str, str | int | None] = MappingProxyType(
-    {
-        "ranks": 1,
-        "dp_replicate": 1,
-        "tp": 1,
-        "pp": 1,
-        "stage": 0,
-        "fp8": "none",
-        "lora_rank": 0,
-        "backend": "numpy",
-        "world": "threads",
-    }
-)
+FIXED: Mapping[str, str | int | None] = MappingProxyType({**ALONE, "fp8": "none", "lora_rank": 0})
 """The settings of every run whose operands are counted."""
 
 
