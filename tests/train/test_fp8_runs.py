@@ -252,3 +252,24 @@ def test_what_is_generated_leaves_no_trace_in_amax_histories() -> None:
     assert seen.history.array.max() == 0
     cast(device, values, [Wanted(casting)], seen)
     assert seen.history.array[0] == 3
+
+
+TABLE: dict[str, dict[str, object]] = {
+    "bf16": {"fp8": "none"},
+    "torchao": {"fp8_library": "torchao"},
+    "Transformer Engine": {},
+    "Transformer Engine, `--fp8-param-gather`": {"fp8_param_gather": True},
+    "Transformer Engine, MXFP8": {"fp8": "mxfp8"},
+    "DeepSeek-V3, `--fp8-param-gather`": {"fp8": "blockwise", "fp8_library": "deepseek", "fp8_param_gather": True},
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_page_has_these_peaks(name: str) -> None:
+    """docs/eight_bits.md: parameters, activations and peak of Llama 3 8B by recipe."""
+    asked = {"model": "llama3-8b", "seq": 4096, "micro_batch": 1, "ranks": 8, "attention": "flash", "stage": 1}
+    values: dict[str, object] = {"saves": "megatron", "recipe": "megatron", "steps": 1, "fp8": "tensorwise", **asked}
+    peak = plan(RunConfig(**{**values, **TABLE[name]})).memory[0].peak  # type: ignore[arg-type]
+    held = peak.by_kind["param"], peak.by_kind["activation"], peak.total_bytes
+    row = " | ".join([name, *(f"{nbytes / 1e9:.1f} GB" for nbytes in held)])
+    assert f"| {row} |" in (Path(__file__).parents[2] / "docs/eight_bits.md").read_text("utf-8"), row
