@@ -2,7 +2,7 @@
 
 A content security policy names the hashes of the one script and the one style, so nothing else runs. The data are JSON
 in a block that no browser executes, with every '<', '>' and '&' escaped; the script inserts texts as text only. The
-script is plain JavaScript, in files that are read on their own and joined here.
+script is plain JavaScript, in files that are joined here as they are written.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import html
 from pathlib import Path
 
 from zerosim.playback.encode import Data, as_text
-from zerosim.playback.squeeze import squeezed
 
 _FOLDER = Path(__file__).parent / "page"
-SCRIPTS = ("data", "moment", "words", "world", "track", "panel", "player")
+SCRIPTS = ("data", "moment", "words", "world", "hops", "travel", "track", "panel", "player")
 """In this order they are joined: each uses the ones before it."""
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -69,7 +68,7 @@ def style_text() -> str:
 
 def script_text() -> str:
     """Return the script: its files joined, in a scope of their own."""
-    return "\n(() => {\n'use strict';\n" + squeezed("".join(read(f"{name}.js") for name in SCRIPTS)) + "})();\n"
+    return "\n(() => {\n'use strict';\n" + "".join(read(f"{name}.js") for name in SCRIPTS) + "})();\n"
 
 
 def read(name: str) -> str:

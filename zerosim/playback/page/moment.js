@@ -62,12 +62,10 @@ class Run {
       const [work, index, dtype, payload, sent, received, modelled] = values;
       const call = this.calls[index];
       this.works.set(`${rank}/${work}`, call);
+      const { step, phase, unit } = this.scope(event);
       call.joined.set(rank, { at, payload, sent: sent === null ? modelled || 0 : sent, received, dtype: this.word(dtype) });
-      Object.assign(call, { unit: this.scope(event).unit || call.unit || '', phase: this.scope(event).phase, last: at });
-      if (call.purpose === 'states' && this.scope(event).step >= 0) {
-        const own = this.sent.get(rank);
-        own.push([at, (own.length ? own[own.length - 1][1] : 0) + (sent === null ? modelled || 0 : sent)]);
-      }
+      Object.assign(call, { unit: unit || call.unit || '', phase, step, last: call.op === 'send' && rank === call.group[1] ? call.last ?? at : at });
+      if (call.purpose === 'states' && step >= 0) this.sent.get(rank).push([at, step, sent === null ? modelled || 0 : sent]);
     } else if (code === COPY) {
       const [source, target, nbytes, , work] = values;
       const copy = { source: this.word(source), target: this.word(target), nbytes, at, end: work === null ? at + 1 : Infinity };
@@ -89,6 +87,7 @@ class Run {
     const keys = new Set([0, this.length]);
     this.inFlightAt = new Map();
     this.endedAt = new Map();
+    this.arrives = new Map(); // when a call has ended on all its ranks
     // The same collective in other groups of its axis is in flight at the same time.
     const alike = new Map();
     for (const call of this.calls) {
@@ -103,6 +102,7 @@ class Run {
         const last = Math.max(...calls.flatMap((call) => (call.op === 'send' ? call.ended.get(call.group[1]) ?? [...call.ended.values()] : [...call.ended.values()]))) + 1;
         keys.add(last);
         this.endedAt.set(last, calls);
+        calls.forEach((call) => this.arrives.set(call, last));
       }
     }
     this.events.forEach((event, at) => { if (event[0] === MARK) this.overAt.set(`mark ${event[3]}`, at + 1); });
@@ -147,13 +147,10 @@ class Run {
     return new Map([...Object.keys(DATA.kinds), ...found.keys()].filter((kind) => found.get(kind)).map((kind) => [kind, found.get(kind)]));
   }
 
+  // Bytes that a rank has sent for model states in the step at hand.
   sentBytes(rank, k) {
-    let total = 0;
-    for (const [at, sum] of this.sent.get(rank)) {
-      if (at >= k) break;
-      total = sum;
-    }
-    return total;
+    const step = this.own.get(rank).reduce((found, at) => (at < k ? Math.max(found, this.scope(this.events[at]).step) : found), -1);
+    return sumOf(this.sent.get(rank).map(([at, one, sent]) => (at < k && one === step ? sent : 0)));
   }
 
   // Collectives that some rank has joined and some rank has not ended.

@@ -12,6 +12,7 @@ if (DATA.schema !== SCHEMA || DATA.version !== VERSION) {
 function start() {
   const runs = DATA.runs.map((run) => new Run(run));
   const dark = matchMedia('(prefers-color-scheme: dark)');
+  const still = matchMedia('(prefers-reduced-motion: reduce)');
   const state = { run: 0, beside: -1, k: runs[0].start, by: 'collectives', rank: runs[0].ranks[0], speed: 2, look: 'auto', guess: false,
     question: null, said: '', score: { asked: 0, right: 0 }, chosen: {}, playing: 0, printing: false };
   const run = () => runs[state.run];
@@ -56,12 +57,19 @@ function start() {
   main.replaceChildren(header, parts.world, side, html('div', { class: 'below' }, parts.track, parts.slider), parts.legend, parts.help);
 
   // -- going on ------------------------------------------------------------------------------------
-  function go(k) {
+  function go(k, moves = false) {
     const target = clamp(k, 0, run().length);
-    if (target !== state.k) state.said = '';
+    const before = state.k;
+    if (target !== before) state.said = '';
     state.k = target;
     if (state.question && state.question.at !== target) state.question = null;
+    const old = [...parts.world.children];
     render();
+    if (!moves || still.matches || before >= target) return 0;
+    return Math.max(0, ...[...parts.world.children].map((now, index) => {
+      const [one, each] = [index ? other() : run(), (k) => (index ? other().follow(run(), k) : k)];
+      return travel(one, each(before), each(target), old[index], now, SPEEDS[state.speed]);
+    }));
   }
   function step(sign, by = state.by) {
     const key = by === 'collectives' ? (sign > 0 ? run().nextKey(state.k) : run().lastKey(state.k)) : state.k + sign;
@@ -73,16 +81,16 @@ function start() {
       render();
       const first = parts.panel.querySelector('.question button');
       if (first) first.focus({ preventScroll: true });
-      return;
+      return 0;
     }
-    go(key);
+    return go(key, sign > 0);
   }
   function answer(name) {
     const { right, call } = state.question;
     state.score = { asked: state.score.asked + 1, right: state.score.right + (name === right) };
     const said = name === right ? `Right: ${right}.` : `No: it is ${right}.`;
     state.question = null;
-    go(call.last + 1);
+    go(call.last + 1, true);
     state.said = said;
     render();
     parts.world.focus({ preventScroll: true });
@@ -90,11 +98,17 @@ function start() {
   function play() {
     if (state.k >= run().length) state.k = run().start;
     const pace = state.by === 'collectives' ? 1100 : 110;
-    state.playing = setInterval(() => { step(1); if (state.k >= run().length) pause(); }, pace / SPEEDS[state.speed]);
+    const next = (moving) => {
+      state.playing = setTimeout(() => {
+        const moved = step(1);
+        if (state.k >= run().length) pause(); else if (state.playing) next(moved);
+      }, moving + pace / SPEEDS[state.speed]);
+    };
+    next(0);
     render();
   }
-  function pause() { clearInterval(state.playing); state.playing = 0; render(); }
-  function again() { if (state.playing) { clearInterval(state.playing); play(); } else render(); }
+  function pause() { clearTimeout(state.playing); state.playing = 0; render(); }
+  function again() { if (state.playing) { clearTimeout(state.playing); play(); } else render(); }
   function choose(index) {
     const k = runs[index].follow(run(), state.k);
     Object.assign(state, { run: index, chosen: {}, question: null, said: '' });
