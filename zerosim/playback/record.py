@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from weakref import ref
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -16,18 +17,21 @@ from zerosim.backends.kernels import Backend
 from zerosim.comm.runtime import Context, assemble, node_pools, other_memories
 from zerosim.config import RunConfig
 from zerosim.device.allocators.choose import make_allocator
-from zerosim.device.device import Device, Switch
-from zerosim.device.events import Event, Free
+from zerosim.device.device import Device, Kind, Switch
+from zerosim.device.events import Alloc, Event, Free, Retag
 from zerosim.device.interrupts import no_interrupt_lost
 from zerosim.device.recorder import Reader, Recorder
 from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.ranks import RankLedgers
+from zerosim.placement.memories import DEVICE
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
 from zerosim.train.world import world_of
 
 _PARALLEL, _TRAIN = (str(Path(str(room.__file__)).parent) for room in (parallel, train))
 _STAGES = frozenset(f"{_PARALLEL}/{name}.py" for name in ("ddp", "zero1", "zero2", "zero3"))
+_COPIES = (Kind.UNSHARDED_PARAM, Kind.PREFETCHED_PARAM, Kind.UNSHARDED_GRAD)
+"""What a ZeRO stage frees: gathered parameters, whole gradients."""
 
 
 class Line(NamedTuple):
@@ -43,8 +47,9 @@ class Line(NamedTuple):
 class Recorded:
     """A result that kept its events and, if the run was recorded here, by rank the line that led to each event.
 
-    Python frees a buffer without a call, so no line is known for it: its event has None. `name`: the run's name on the
-    page, in place of its ZeRO stage.
+    A gathered parameter or a whole gradient has the line of the ZeRO stage in whose call it was freed. Python frees other
+    buffers when no name refers to them: their events have None. `name`: the run's name on the page, in place of its ZeRO
+    stage.
     """
 
     result: RunResult
@@ -94,6 +99,9 @@ class LineRecorder(Recorder):
         super().__init__(readers, keep=True)
         self.lines: list[Line | None] = []
         self._known: dict[tuple[str, int], Line] = {}
+        self._copies: set[int] = set()  # the ids of live ones
+        self._freed: dict[int, Line | None] = {}  # dead ones, with the stage's line
+        self.bury = self._bury  # ranks are threads, which no Ctrl-C interrupts
 
     def add(self, event: Event) -> None:
         self.settle()
@@ -101,9 +109,21 @@ class LineRecorder(Recorder):
 
     def put(self, event: Event) -> None:
         super().put(event)
-        self.lines.append(None if isinstance(event, Free) else self._line())
+        if isinstance(event, Free):
+            self.lines.append(self._freed.pop(event.id, None) if event.memory == DEVICE else None)
+            return
+        if isinstance(event, Retag) or (isinstance(event, Alloc) and event.memory == DEVICE):
+            (self._copies.add if event.kind in _COPIES else self._copies.discard)(event.id)
+        self.lines.append(self._line())
 
-    def _line(self) -> Line | None:
+    def _bury(self, owner: ref[object]) -> None:
+        self.dead.append(owner)
+        id, memory = self.owners[owner]
+        if memory == DEVICE and id in self._copies:
+            self._copies.remove(id)
+            self._freed[id] = self._line(stages_only=True)
+
+    def _line(self, *, stages_only: bool = False) -> Line | None:
         """Return the innermost line in a ZeRO stage's file; else the outermost in `parallel/`, else the engine's."""
         frame, outer, engine = sys._getframe(2), None, None
         while frame is not None:
@@ -115,7 +135,7 @@ class LineRecorder(Recorder):
             elif engine is None and file.startswith(_TRAIN):
                 engine = file, frame.f_lineno, frame.f_code.co_qualname
             frame = frame.f_back  # type: ignore[assignment]
-        found = outer or engine
+        found = None if stages_only else outer or engine
         return None if found is None else self._read(*found)
 
     def _read(self, file: str, number: int, function: str) -> Line:

@@ -110,8 +110,30 @@ class Run {
       const rank = this.ranks.findLast((one) => this.info.get(one).stage === stage); // in the order of turns the last one
       for (const { name, nth, unit, step, end } of this.ofRank.get(rank)) if (unit && step >= 0) this.overAt.set(`${stage}/${name}/${nth}`, end);
     }
-    this.overAt.forEach((at) => keys.add(at));
-    return [...keys].sort((a, b) => a - b);
+    this.findFrees().forEach((buffers, at) => { keys.add(at); this.freedAt.set(at, buffers); });
+    const unimportant = new Set([...this.overAt].filter(([name, at]) => !name.startsWith('mark') && !keys.has(at)).map(([, at]) => at));
+    const found = [...new Set([...keys, ...this.overAt.values()])].sort((a, b) => a - b);
+    const works = (from, to) => this.events.slice(from, to).some(([code]) => code === KERNEL || code === ALLOC);
+    return found.filter((at, index) => !unimportant.has(at) || works(found[index - 1], at));
+  }
+
+  // Where the last rank frees its gathered parameters or whole gradients of a unit: the buffers, by moment.
+  findFrees() {
+    this.freedAt = new Map();
+    const alike = new Map();
+    const nth = new Map();
+    for (const buffer of this.buffers) {
+      const kind = this.kindAt(buffer, buffer.died);
+      if (buffer.memory !== DEVICE || !buffer.nbytes || buffer.died === Infinity || ![...GATHERED.param, ...GATHERED.grad].includes(kind)) continue;
+      const others = this.buffers.some((one) => one !== buffer && one.rank === buffer.rank && one.flat === buffer.flat && one.born < buffer.died
+        && one.died > buffer.died && one.memory === DEVICE && this.kindAt(one, buffer.died) === kind);
+      if (others && buffer.flat !== undefined) continue; // such as one of two uses' gradients, after their sum
+      const name = [this.info.get(buffer.rank).stage, kind, buffer.unit, buffer.flat].join('/');
+      const turn = 1 + (nth.get(`${buffer.rank}/${name}`) || 0);
+      nth.set(`${buffer.rank}/${name}`, turn);
+      alike.set(`${name}/${turn}`, [...(alike.get(`${name}/${turn}`) || []), { ...buffer, kind }]);
+    }
+    return new Map([...alike.values()].map((buffers) => [1 + Math.max(...buffers.map(({ died }) => died)), buffers]));
   }
 
   // When what a gathered buffer is for has arrived: where its gather has ended.
@@ -157,6 +179,7 @@ class Run {
   inFlight(k) {
     return this.calls.filter((call) => {
       const joined = this.joinedBy(call, k);
+      if (call.op === 'send' && this.info.has(call.group[0]) && !joined.includes(call.group[0])) return false; // a posted receive is no traffic
       const target = call.op === 'send' && this.info.has(call.group[1]) ? [call.group[1]] : joined; // a message is there when its target has it
       return joined.length > 0 && target.some((rank) => !(call.ended.get(rank) < k));
     });

@@ -61,7 +61,7 @@ function detail(run, k, chosen, pick) {
     const missing = call.op === 'send' ? [] : run.missingFrom(call, k);
     const joined = run.joinedBy(call, k);
     return html('section', { class: 'detail' }, close, html('h2', {}, nameOf(call)),
-      html('p', {}, missing.length && joined.length ? `${ranksText(joined)} ${joined.length > 1 ? 'wait' : 'waits'} for ${ranksText(missing)}.` : missing.length ? 'Nobody has joined yet.' : `${RESULTS[call.op] || 'all go on'}.`),
+      html('p', {}, missing.length && joined.length ? `${ranksText(joined)} ${joined.length > 1 ? 'wait' : 'waits'} for ${ranksText(missing)}.` : missing.length ? 'Nobody has joined yet.' : `${resultOf(call)}.`),
       html('dl', {}, there.map((rank) => row(`rank ${rank}`, `${state(rank)}: sends ${exact(call.joined.get(rank) ? call.joined.get(rank).sent : 0)}`)),
         row('over', `${call.axis}, ${count(call.group.length, 'rank')}`), row('purpose', call.purpose), row('made by', call.algorithm)));
   }
