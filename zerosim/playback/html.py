@@ -15,8 +15,9 @@ from pathlib import Path
 from zerosim.playback.encode import Data, as_text
 
 _FOLDER = Path(__file__).parent / "page"
-SCRIPTS = ("data", "moment", "words", "world", "hops", "travel", "track", "panel", "player")
+SCRIPTS = ("data", "moment", "words", "world", "hops", "travel", "lecture", "track", "panel", "player")
 """In this order they are joined: each uses the ones before it."""
+_NO_SCRIPT = "<noscript>This page moves by its own script, and this browser runs none.</noscript>"
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -29,7 +30,7 @@ style-src '{style_hash}'; img-src data: blob:; base-uri 'none'; form-action 'non
 <style>{style}</style>
 </head>
 <body>
-<main id="{main}"><noscript>This page moves by its own script, and this browser runs none.</noscript></main>
+<main id="{main}">{frame}</main>
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body>
@@ -39,13 +40,14 @@ style-src '{style_hash}'; img-src data: blob:; base-uri 'none'; form-action 'non
 
 def page(data: Data) -> str:
     """Return the page of data from `encode`."""
-    return document("player", title_of(data), style_text(), script_text(), as_text(data))
+    return document("player", title_of(data), style_text(), script_text(), as_text(data), "\n" + read("player.html"))
 
 
-def document(main: str, title: str, style: str, script: str, data: str) -> str:
-    """Return a page of one file: its `main` element's name, its title, style, script, and data as JSON."""
+def document(main: str, title: str, style: str, script: str, data: str, frame: str = _NO_SCRIPT) -> str:
+    """Return a page of one file: its `main` element's name and content, its title, style, script, and data as JSON."""
     return _PAGE.format(
         main=main,
+        frame=frame,
         script_hash=_hash(script),
         style_hash=_hash(style),
         title=html.escape(title),

@@ -1,6 +1,7 @@
 // The player: what is shown, and what keys, buttons and the pointer do to it. Drawing is a function of `state`.
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
+const LINES = 412; // of the lecture view: a text of 10.5 is 2.5 % of its height
 const main = document.getElementById('player');
 const root = document.documentElement;
 const parts = {};
@@ -14,47 +15,27 @@ function start() {
   const dark = matchMedia('(prefers-color-scheme: dark)');
   const still = matchMedia('(prefers-reduced-motion: reduce)');
   const state = { run: 0, beside: -1, k: runs[0].start, by: 'collectives', rank: runs[0].ranks[0], speed: 2, look: 'auto', guess: false,
-    question: null, said: '', score: { asked: 0, right: 0 }, chosen: {}, playing: 0, printing: false };
+    question: null, said: '', score: { asked: 0, right: 0 }, chosen: {}, playing: 0, printing: false, lecture: false };
   const run = () => runs[state.run];
   const other = () => (state.beside >= 0 ? runs[state.beside] : null);
   let [track, trackKey, legendKey, room] = [null, '', '', null];
 
-  // -- the frame of the page ---------------------------------------------------------------------
-  const icon = (d) => svg('svg', { viewBox: '0 0 16 16', width: 16, height: 16, 'aria-hidden': 'true' }, path(d, { fill: 'currentColor' }));
-  const button = (label, key, content, onclick, more) => html('button', { title: `${label} (${key})`, 'aria-label': label, onclick, ...more }, content);
+  // -- the frame of the page: player.html -----------------------------------------------------------
+  for (const one of main.querySelectorAll('[id]')) parts[one.id] = one;
   const PLAY = 'M3,1l11,7l-11,7Z';
   const PAUSE = 'M3,1h4v14h-4Z M9,1h4v14h-4Z';
-  parts.title = html('h1', {});
-  parts.sub = html('p', { class: 'muted' });
-  parts.play = button('Play', 'space', icon(PLAY), () => (state.playing ? pause() : play()), { class: 'play' });
-  parts.speed = html('select', { 'aria-label': 'Speed', title: 'Speed (+ and -)', onchange: (event) => { state.speed = Number(event.target.value); again(); } },
-    SPEEDS.map((speed, index) => html('option', { value: index, selected: index === state.speed }, `${speed} ×`)));
-  parts.by = html('select', { 'aria-label': 'What a step of the player is', title: 'Collectives or single events (c, e)', onchange: (event) => { state.by = event.target.value; render(); } },
-    html('option', { value: 'collectives' }, 'by collective'), html('option', { value: 'events' }, 'by event'));
-  parts.stages = html('div', { class: 'tabs', role: 'group', 'aria-label': 'ZeRO stage' });
-  runs.forEach((one, index) => { if (runs.length > 1) parts.stages.append(html('button', { title: `${one.data.name} (${one.data.stage})`, onclick: () => choose(index) }, one.data.name)); });
-  parts.beside = html('select', { 'aria-label': 'Beside', class: 'narrow', title: 'Two side by side (b)', onchange: (event) => { state.beside = Number(event.target.value); render(); } },
-    html('option', { value: -1 }, 'alone'), runs.map((one, index) => html('option', { value: index }, `+ ${one.data.name}`)));
-  parts.guess = button('Guess first', 'g', 'Guess first', () => { state.guess = !state.guess; state.question = null; state.said = ''; render(); });
-  parts.world = html('div', { class: 'world', role: 'group', 'aria-label': 'Ranks. Arrow keys move between shards, Enter chooses one.', tabindex: '0' });
-  parts.now = html('p', { class: 'words', 'aria-live': 'polite', 'aria-atomic': 'true' });
-  parts.where = html('p', { class: 'where' });
-  parts.nowMore = html('div');
-  parts.panel = html('div', { class: 'panel' });
-  parts.track = html('div', { class: 'track' });
-  parts.slider = html('input', { type: 'range', min: 0, 'aria-label': 'Moment: events that have happened', oninput: (event) => go(Number(event.target.value)) });
-  parts.legend = html('footer', {});
-  parts.help = html('dialog', { 'aria-label': 'Keys' });
-  const header = html('header', {}, html('div', { class: 'titles' }, parts.title, parts.sub), parts.stages,
-    html('div', { class: 'controls' },
-      button('To the start', 'Home', icon('M2,1h3v14h-3Z M14,1v14l-9,-7Z'), () => go(run().start)),
-      button('Back', '←', icon('M13,1v14l-11,-7Z'), () => step(-1)), parts.play,
-      button('Forward', '→', icon('M3,1l11,7l-11,7Z M0,0'), () => step(1), { class: 'next' }),
-      button('To the end', 'End', icon('M11,1h3v14h-3Z M2,1l9,7l-9,7Z'), () => go(run().length)), parts.by, parts.speed),
-    html('div', { class: 'controls' }, runs.length > 1 && parts.beside, parts.guess,
-      button('Save this frame as SVG', 's', icon('M7,1h2v7h3l-4,4l-4,-4h3Z M2,13h12v2h-12Z'), save), button('Light or dark', 't', '◐', toggleLook), button('Keys', '?', '?', help)));
-  const side = html('aside', { 'aria-label': 'Now' }, html('section', { class: 'now' }, parts.where, parts.now, parts.nowMore), parts.panel);
-  main.replaceChildren(header, parts.world, side, html('div', { class: 'below' }, parts.track, parts.slider), parts.legend, parts.help);
+  SPEEDS.forEach((speed, index) => parts.speed.append(html('option', { value: index }, `${speed} ×`)));
+  runs.forEach((one, index) => {
+    if (runs.length > 1) parts.stages.append(html('button', { title: `${one.data.name} (${one.data.stage})`, onclick: () => choose(index) }, one.data.name));
+    parts.beside.append(html('option', { value: index }, `+ ${one.data.name}`));
+  });
+  parts.beside.hidden = runs.length < 2;
+  parts.speed.onchange = () => { state.speed = Number(parts.speed.value); again(); };
+  parts.by.onchange = () => { state.by = parts.by.value; render(); };
+  parts.beside.onchange = () => { state.beside = Number(parts.beside.value); render(); };
+  parts.slider.oninput = () => go(Number(parts.slider.value));
+  parts.help.querySelector('button').onclick = () => parts.help.close();
+  main.querySelectorAll('[data-key]').forEach((one) => { one.onclick = () => KEYS[one.dataset.key]({}); });
 
   // -- going on ------------------------------------------------------------------------------------
   function go(k, moves = false) {
@@ -123,12 +104,28 @@ function start() {
   }
 
   // -- drawing -------------------------------------------------------------------------------------
+  // Type grows with the window: pictures are drawn in units, of which a window of 1280 x 720 has one a pixel, and in the
+  // lecture view a window's height LINES.
   function measure() {
-    const stacked = getComputedStyle(main).getPropertyValue('--stacked').trim() === '1';
-    room = { stacked, space: { width: parts.world.clientWidth - 4, height: stacked ? 0 : parts.world.clientHeight - 6 },
-      band: { width: Math.max(200, parts.track.clientWidth), height: Math.max(110, parts.track.clientHeight) } };
+    root.classList.toggle('lecture', state.lecture);
+    const stacked = !state.lecture && getComputedStyle(main).getPropertyValue('--stacked').trim() === '1';
+    const scale = state.lecture ? innerHeight / LINES : parseFloat(getComputedStyle(root).fontSize) / 16;
+    room = { stacked, scale, space: { width: (parts.world.clientWidth - 4) / scale, height: stacked ? 0 : (parts.world.clientHeight - 6) / scale },
+      band: { width: Math.max(200, parts.track.clientWidth / scale), height: Math.max(110, parts.track.clientHeight / scale) } };
+  }
+  function sized(picture) {
+    ['width', 'height'].forEach((name) => picture.setAttribute(name, f1(picture.getAttribute(name) * room.scale)));
+    return picture;
+  }
+  function lecture() {
+    Object.assign(state, { lecture: !state.lecture, beside: -1, chosen: {}, by: 'collectives' });
+    measure();
+    render();
+    measure(); // with the words in place
+    render();
   }
   function render() {
+    if (state.lecture) state.beside = -1;
     const scroll = parts.panel.scrollTop; // read before anything changes
     const focused = document.activeElement && document.activeElement.getAttribute('data-pick');
     const inside = [parts.world, parts.panel].find((part) => part.contains(document.activeElement));
@@ -141,9 +138,12 @@ function start() {
     const one = run();
     const two = other();
     const wide = state.by === 'collectives';
-    parts.title.textContent = one.data.about;
+    const shownUnit = state.lecture && unitAt(one, state.k, state.rank);
+    const lent = shownUnit && !one.data.flats[shownUnit.flat].name.startsWith(shownUnit.unit) ? ` (uses ${one.data.flats[shownUnit.flat].name}’s)` : '';
+    parts.title.textContent = one.data.about + (shownUnit ? `: ${shownUnit.unit}${lent}` : '');
     parts.sub.textContent = `${one.data.model} · Ψ = ${num(one.data.parameters)} parameters in ${one.data.dtype}`;
-    parts.play.replaceChildren(icon(state.playing ? PAUSE : PLAY));
+    parts.play.querySelector('path').setAttribute('d', state.playing ? PAUSE : PLAY);
+    parts.lecture.setAttribute('aria-pressed', state.lecture);
     parts.play.setAttribute('aria-label', state.playing ? 'Pause' : 'Play');
     parts.by.value = state.by;
     parts.speed.value = state.speed;
@@ -166,8 +166,8 @@ function start() {
     const most = Math.max(...shown.map((each) => each.most));
     const k2 = shown.length > 1 ? two.follow(one, state.k) : 0;
     const across = shown.length > 1 && !stacked ? (space.width - 24) / 2 : space.width;
-    parts.world.replaceChildren(...shown.map((each, index) => drawWorld(each, index ? k2 : state.k, { width: Math.max(200, across), height: space.height, most,
-      prefix: `h${index}`, title: shown.length > 1 ? each.data.about : '', pick: index ? () => {} : pick, chosen: index ? {} : { ...state.chosen, rank: state.rank } })));
+    parts.world.replaceChildren(...shown.map((each, index) => sized((state.lecture ? drawLecture : drawWorld)(each, index ? k2 : state.k, { width: Math.max(200, across), height: space.height, most,
+      prefix: `h${index}`, title: shown.length > 1 ? each.data.about : '', pick: index ? () => {} : pick, chosen: index ? {} : { ...state.chosen, rank: state.rank } }))));
     // The column beside it.
     const buffers = one.live(state.k).get(state.rank);
     parts.panel.replaceChildren(...[questionPart(state.question, answer, state.score), detail(one, state.k, state.chosen, pick),
@@ -183,8 +183,8 @@ function start() {
     }
     const hide = state.guess ? rect(track.X(state.k) + 2, track.top + track.h + 2, Math.max(0, track.X(one.length) - track.X(state.k)), 3 * TRACK.ribbon, { fill: ink.background }) : null;
     const label = `Live bytes of rank ${state.rank} over events`;
-    parts.track.replaceChildren(svg('svg', { ...size, viewBox: `0 0 ${size.width} ${size.height}`, 'font-family': FONT, role: 'img',
-      'aria-label': label }, hatches('t'), text(TRACK.left, 13, label, { size: 12, color: 'muted' }), track.root, hide, drawCursor(track, one, state.k, state.chosen)));
+    parts.track.replaceChildren(sized(svg('svg', { ...size, viewBox: `0 0 ${size.width} ${size.height}`, 'font-family': FONT, role: 'img',
+      'aria-label': label }, hatches('t'), text(TRACK.left, 13, label, { size: 12, color: 'muted' }), track.root, hide, drawCursor(track, one, state.k, state.chosen))));
     if (legendKey !== (legendKey = [state.run, state.beside, theme, root.dataset.agrees].join('/'))) drawLegend(shown);
     if (focused && inside && !inside.contains(document.activeElement)) {
       const back = inside.querySelector(`[data-pick="${CSS.escape(focused)}"]`);
@@ -195,7 +195,7 @@ function start() {
   function drawLegend(shown) {
     const kinds = Object.keys(DATA.kinds).filter((kind) => shown.some((each) => each.data.words.includes(kind)));
     const items = kinds.map((kind) => {
-      const patch = svg('svg', { width: 18, height: 14, 'aria-hidden': 'true', 'font-family': FONT }, hatches('l'), area(kind, 0, 0, 18, 14, 'l'));
+      const patch = svg('svg', { width: 18, height: 14, viewBox: '0 0 18 14', 'aria-hidden': 'true', 'font-family': FONT }, hatches('l'), area(kind, 0, 0, 18, 14, 'l'));
       return html('span', { class: 'item', title: DATA.kinds[kind].meaning }, patch, ` ${kindWord(kind)}`);
     });
     const away = [...shown[0].memories.keys()].map((name) => ` ${name[0].toUpperCase()}: ${MEMORIES[name]}.`).join('');
@@ -210,35 +210,34 @@ function start() {
     const values = { run: state.run, at: state.k, by: state.by, rank: state.rank };
     if (state.beside >= 0) values.beside = state.beside;
     if (state.look !== 'auto') values.look = state.look;
-    const hash = `#${new URLSearchParams(values)}`;
+    const hash = `#${state.lecture ? 'lecture&' : ''}${new URLSearchParams(values)}`;
     if (hash === kept || state.playing) return;
     kept = hash;
     try { history.replaceState(null, '', hash); } catch { /* a frame without an address */ }
   }
   function recall() {
     const values = new URLSearchParams(location.hash.slice(1) || DATA.opens);
-    const whole = (name, low, high, otherwise) => {
-      const value = Number(values.get(name) ?? NaN);
-      return Number.isInteger(value) && value >= low && value <= high ? value : otherwise;
+    const missing = [];
+    const whole = (name, high, otherwise, what) => {
+      const text = values.get(name);
+      const value = text ? Number(text) : NaN;
+      if (Number.isInteger(value) && value >= (name === 'beside' ? -1 : 0) && value <= high) return value;
+      if (text !== null) missing.push(`${what} ${short(text, 12)}: there are ${what}s 0 to ${num(high)}`);
+      return otherwise;
     };
-    state.run = whole('run', 0, runs.length - 1, state.run);
-    state.k = whole('at', 0, run().length, run().start);
+    state.run = whole('run', runs.length - 1, 0, 'run');
+    state.k = whole('at', run().length, run().start, 'moment');
     state.rank = run().ranks.find((rank) => String(rank) === values.get('rank')) ?? run().ranks[0];
-    state.beside = whole('beside', 0, runs.length - 1, -1);
+    if (values.has('rank') && String(state.rank) !== values.get('rank')) missing.push(`rank ${short(values.get('rank'), 12)}: there are ${ranksText(run().ranks)}`);
+    state.beside = whole('beside', runs.length - 1, -1, 'run');
+    state.lecture = values.has('lecture');
     if (['collectives', 'events'].includes(values.get('by'))) state.by = values.get('by');
     if (['light', 'dark'].includes(values.get('look'))) state.look = values.get('look');
-    state.chosen = {};
+    Object.assign(state, { chosen: {}, question: null, said: missing.length ? `The address names no ${missing.join(', and no ')}.` : '' });
   }
 
   // -- what else the buttons do ------------------------------------------------------------------------
   function toggleLook() { state.look = theme === 'dark' ? 'light' : 'dark'; render(); }
-  function help() {
-    const keys = [['space', 'play or pause'], ['→ ←', 'forward, back'], ['Shift → ←', 'by one event'], ['Home End', 'to the start, to the end'], ['c e', 'by collective, by event'],
-      ['+ -', 'faster, slower'], ['0 1 2 3', 'the ZeRO stage'], ['b', 'two stages side by side'], ['r', 'the next rank'], ['g', 'guess first'], ['s', 'save this frame as SVG'], ['t', 'light or dark'], ['Esc', 'close what was chosen'],
-      ['Tab, arrows', 'in the ranks: from shard to shard; Enter chooses']];
-    parts.help.replaceChildren(html('h2', {}, 'Keys'), html('dl', {}, keys.map(([key, what]) => row(key, what))), html('button', { onclick: () => parts.help.close() }, 'Close'));
-    parts.help.showModal();
-  }
   function save() {
     const worlds = [...parts.world.querySelectorAll(':scope > svg')].map((one) => one.cloneNode(true));
     const band = parts.track.querySelector('svg').cloneNode(true);
@@ -275,7 +274,7 @@ function start() {
     ' ': () => (state.playing ? pause() : play()), ArrowRight: (event) => step(1, event.shiftKey ? 'events' : state.by), ArrowLeft: (event) => step(-1, event.shiftKey ? 'events' : state.by),
     Home: () => go(run().start), End: () => go(run().length), c: () => { state.by = 'collectives'; again(); }, e: () => { state.by = 'events'; again(); },
     '+': () => { state.speed = Math.min(SPEEDS.length - 1, state.speed + 1); again(); }, '-': () => { state.speed = Math.max(0, state.speed - 1); again(); },
-    b: () => { state.beside = state.beside < 0 && runs.length > 1 ? (state.run + 1) % runs.length : -1; render(); }, g: () => parts.guess.click(), s: save, t: toggleLook, '?': help,
+    b: () => { state.beside = state.beside < 0 && runs.length > 1 ? (state.run + 1) % runs.length : -1; render(); }, g: () => { Object.assign(state, { guess: !state.guess, question: null, said: '' }); render(); }, s: save, t: toggleLook, '?': () => parts.help.showModal(), f: lecture, n: () => step(1),
     r: () => pick({ rank: run().ranks[(run().ranks.indexOf(state.rank) + 1) % run().ranks.length] }), Escape: () => pick({}),
   };
   addEventListener('keydown', (event) => {
@@ -314,11 +313,11 @@ function start() {
   const drag = (event) => {
     if (event.buttons !== 1) return;
     const x = event.clientX - parts.track.getBoundingClientRect().x;
-    go(Math.round(((x - track.left) / track.w) * run().length));
+    go(Math.round(((x / room.scale - track.left) / track.w) * run().length));
   };
   parts.track.addEventListener('pointerdown', (event) => { parts.track.setPointerCapture(event.pointerId); drag(event); });
   parts.track.addEventListener('pointermove', drag);
-  addEventListener('hashchange', () => { if (location.hash !== kept) { recall(); render(); } });
+  addEventListener('hashchange', () => { if (location.hash !== kept) { recall(); measure(); render(); measure(); render(); } });
   dark.addEventListener('change', render);
   addEventListener('beforeprint', () => { state.printing = true; render(); });
   addEventListener('afterprint', () => { state.printing = false; render(); });
@@ -328,6 +327,6 @@ function start() {
   recall();
   measure();
   render();
-  measure(); // with the header's words in place
+  measure(); // with the words in place
   setTimeout(() => { root.dataset.agrees = runs.every((one) => one.agrees()); render(); root.dataset.ready = 'true'; });
 }

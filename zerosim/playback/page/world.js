@@ -1,6 +1,7 @@
 // The ranks at a moment: a card a rank, a strip a unit, a byte bar; arrows while a collective is in flight.
 
 const LABEL = 58;
+const LEAST = 10.5; // of type
 
 // Rows of a card: flat buffers in the model's order, then units that hold bytes and no buffer of their own.
 function rowsOf(run, rank) {
@@ -98,8 +99,8 @@ function area(kind, x, y, w, h, prefix, away) {
   const color = kindColor(kind);
   const parts = [rect(x, y, w, h, away ? { fill: ink.background, stroke: color, 'stroke-width': 1.5 } : { fill: color })];
   if (!away && DATA.kinds[kind] && DATA.kinds[kind].hatch && w > 3) parts.push(rect(x, y, w, h, { fill: `url(#${prefix}-${kind})` }));
-  const size = Math.min(12, h - 1);
-  if (w >= size && size >= 8) {
+  const size = Math.min(12, h - 0.5);
+  if ((w >= size || away) && size >= LEAST) {
     parts.push(text(x + w / 2, y + h / 2 + size * 0.36, away ? away.toUpperCase() : letterOf(kind), { size, weight: 700, anchor: 'middle', fillColor: away ? ink.text : inkOn(color), halo: !away && color }));
   }
   return parts;
@@ -155,12 +156,12 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
   const columnX = (index) => x + pad + labelW + index * (stripW + gap);
   const words = stripW >= 68;
   if (y0 + 14 + 9 * 3 < y + h) {
-    STATES.forEach((state, index) => card.append(text(columnX(index), y0 + 10, HEADS[state][words ? 0 : 1], { size: 10.5, color: 'muted' })));
-    card.append(text(columnX(3), y0 + 10, words ? 'activations' : 'A', { size: 10.5, color: 'muted' }));
+    STATES.forEach((state, index) => card.append(text(columnX(index), y0 + 10, HEADS[state][words ? 0 : 1], { size: LEAST, color: 'muted' })));
+    card.append(text(columnX(3), y0 + 10, words ? 'activations' : 'A', { size: LEAST, color: 'muted' }));
     y0 += 15;
   }
   const room = y + h - y0 - 5;
-  const limit = Math.max(1, Math.floor(room / 10));
+  const limit = Math.max(1, Math.floor(room / 12));
   const scopeUnit = k ? run.scope(run.events[k - 1]).unit : '';
   let shown = rows;
   if (rows.length > limit) {
@@ -168,9 +169,9 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
     const first = clamp(active - Math.floor((limit - 1) / 2), 0, rows.length - limit + 1);
     shown = [...rows.slice(first, first + limit - 1), { name: `+ ${rows.length - limit + 1}`, rest: true }];
   }
-  const pitch = clamp(room / shown.length, 9, 30);
+  const pitch = clamp(room / shown.length, 12, 30);
   const named = new Set(rows.map((row) => row.name));
-  const stripH = clamp(pitch - (pitch > 15 ? 6 : 3), 6, 20);
+  const stripH = clamp(pitch - (pitch > 17 ? 6 : 3), 8, 20);
   const passingOf = new Map(); // by row; null: of units without one
   for (const buffer of own) {
     if (!PASSING.includes(buffer.kind)) continue;
@@ -182,22 +183,29 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
     const rowY = y0 + index * pitch + (pitch - stripH) / 2;
     const now = !row.rest && scopeUnit && (row.name === scopeUnit || row.name === run.rowOf(scopeUnit));
     if (now) card.append(rect(x + 3, rowY - (pitch - stripH) / 2, w - 6, pitch, { fill: ink.band, rx: 3 }));
-    card.append(text(x + pad, rowY + stripH / 2 + 4, short(row.name, Math.floor(labelW / 6.2)), { size: clamp(stripH, 9, 12), color: now || row.flat !== null ? 'text' : 'muted', weight: now ? 700 : 400 }));
+    card.append(text(x + pad, rowY + stripH / 2 + 4, short(row.name, Math.floor(labelW / 6.2)), { size: clamp(stripH, LEAST, 12), color: now || row.flat !== null ? 'text' : 'muted', weight: now ? 700 : 400 }));
     if (row.rest) return;
     if (row.flat !== null) {
       STATES.forEach((state, column) => {
         card.append(drawStrip(run, k, rank, row, state, ofFlat.get(row.flat) || [], { x: columnX(column), y: rowY, w: stripW, h: stripH }, { prefix, pick, chosen }));
       });
+    } else if (run.data.units[row.unit]) {
+      const names = run.data.units[row.unit].map((flat) => run.data.flats[flat].name);
+      card.append(text(columnX(0), rowY + stripH / 2 + 4, short(`uses ${names.join(', ')}’s`, Math.floor((3 * stripW) / 5.5)), { size: 11, color: 'muted' }));
     }
     const passing = run.byKind(passingOf.get(row.unit === null ? null : row.name) || []);
-    let passX = columnX(3);
-    for (const [kind, nbytes] of passing) {
-      const wide = (stripW * nbytes) / run.mostPassing;
-      card.append(titled(`${kindWord(kind)}${ofUnit(row.name)}: ${exact(nbytes)}`, area(kind, passX, rowY + 1, wide, stripH - 2, prefix)));
-      passX += wide;
-    }
+    card.append(...passingBar(run, passing, row.name, { x: columnX(3), y: rowY + 1, w: stripW, h: stripH - 2 }, prefix));
   });
   return card;
+}
+
+// A unit's bytes that pass, on a scale common to all units and ranks.
+function passingBar(run, byKind, name, { x, y, w, h }, prefix) {
+  return [...byKind].map(([kind, nbytes]) => {
+    const wide = (w * nbytes) / run.mostPassing;
+    x += wide;
+    return titled(`${kindWord(kind)}${ofUnit(name)}: ${exact(nbytes)}`, area(kind, x - wide, y, wide, h, prefix));
+  });
 }
 
 // Live buffers by the flat buffer that they are of.
@@ -265,7 +273,7 @@ function drawStrip(run, k, rank, row, state, buffers, { x, y, w, h }, { prefix, 
     group.append(cell);
   });
   if (gathered.length) {
-    const lift = Math.min(4, h / 4);
+    const lift = Math.min(h > 20 ? 6 : 4, h / 4);
     const kind = gathered[0].kind;
     const raised = pickable(`b${rank}.${gathered[0].id}`, `${flat.name}: ${kindWord(kind)}${coming ? ', on their way' : ''}`, () => pick({ buffer: gathered[0].whole }));
     raised.append(rect(x + 1.5, y + 1.5 - lift, w, h - 1, { fill: '#000', 'fill-opacity': 0.28, rx: 2 }));
@@ -290,7 +298,7 @@ function ownerOf(run, rank, axes, shard) {
 }
 
 // A collective: its members' cards have its colour, and arrows go to the middle of the group and back.
-function drawCall(run, k, call, boxes, spots, pick) {
+function drawCall(run, k, call, boxes, spots, pick, below) {
   const members = call.group.filter((rank) => boxes.has(rank));
   const color = verbColor(call.op);
   const group = svg('g');
@@ -303,21 +311,24 @@ function drawCall(run, k, call, boxes, spots, pick) {
   const all = members.map((rank) => boxes.get(rank));
   const middle = (at, size) => (Math.min(...all.map((box) => box[at])) + Math.max(...all.map((box) => box[at] + box[size]))) / 2;
   const mx = middle('x', 'w');
-  let my = middle('y', 'h');
-  while (spots.some(([sx, sy]) => Math.abs(sx - mx) < 150 && Math.abs(sy - my) < 44)) my += 46;
-  spots.push([mx, my]);
   const missing = run.missingFrom(call, k);
   const each = [...call.joined.values()];
   const same = each.every(({ sent, received }) => sent === first.sent && received === first.received);
   const name = nameOf(call);
   const second = missing.length ? `waits for ${ranksText(missing)}` : same ? `each ↑ ${bytes(first.sent)}${first.received === null ? '' : ` ↓ ${bytes(first.received)}`}` : `${bytes(first.payload)} of ${first.dtype}`;
   const half = Math.max(name.length * 7.6 + 26, second.length * 6.4 + 26) / 2;
+  // Never over a rank's name and bytes, nor over another pill.
+  const heads = run.memories.size * 17 + 46;
+  const onHead = (y) => [...boxes.values()].find((box) => Math.abs(box.x + box.w / 2 - mx) < half + box.w / 2 && y + 20 > box.y + 7 && y - 20 < box.y + heads);
+  let my = below || middle('y', 'h');
+  while (!below && (spots.some(([sx, sy]) => Math.abs(sx - mx) < 2 * half && Math.abs(sy - my) < 44) || onHead(my))) my += 2;
+  spots.push([mx, my]);
   for (const rank of members) {
     const box = boxes.get(rank);
     const here = joined.includes(rank);
     group.append(rect(box.x, box.y, box.w, box.h, { rx: 6, fill: 'none', class: here ? 'flow' : null, stroke: here ? color : ink.muted, 'stroke-width': here ? 3.5 : 1.5, 'stroke-dasharray': here ? '9 5' : '2 5', 'pointer-events': 'none' }));
     const [cx, cy] = [clamp(mx, box.x + 46, box.x + box.w - 46), clamp(my, box.y + 30, box.y + box.h - 30)];
-    if (here && Math.hypot(cx - mx, cy - my) > 24) group.append(arrow(mx, my, cx, cy, color));
+    if (here && !below && Math.hypot(cx - mx, cy - my) > 24) group.append(arrow(mx, my, cx, cy, color));
     if (here && !same) {
       const { sent, received } = call.joined.get(rank);
       const parts = [sent ? `↑ ${run.load(call, sent, bytes)}` : '', received ? `↓ ${run.load(call, received, bytes)}` : ''].filter(Boolean).join(' ');
