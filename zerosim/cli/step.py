@@ -8,9 +8,13 @@ import sys
 from zerosim.cli.auto import resolved
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.parser import Parser, stages
-from zerosim.config import RunConfig
+from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError
 
+PAGE = {"collective": "ring"}
+"""A page's defaults: shards travel from neighbour to neighbour."""
+PAGE_MODEL = {"layers": 2, "micro_batch": 1, "seq": 16}
+"""A page's model where no flag names one: its gathered parameters are seen beside the activations."""
 NO_KEYS = (
     "This terminal cannot read single keys, so every event follows as text. To step through them in a browser: "
     "zerosim step --html step.html"
@@ -27,13 +31,16 @@ def add_arguments(parser: Parser) -> None:
     parser.epilog = (
         "In a terminal, from the first collective on: n goes on by one event, c to the next collective on all ranks, "
         "? shows the keys, q quits.\n"
-        "With --html: a page on which the first step plays, from which one can also step (docs/player.md).\n"
+        "With --html: a page on which the first step plays, from which one can also step (docs/player.md). Its model "
+        "is small (--layers 2 --micro-batch 1 --seq 16) unless a file or a flag such as --model gpt names one, and its "
+        "collectives go round a ring (--collective direct for others).\n"
         "In a pipe: one event per line (rank, number, text) of the first step, or of as many as --steps says."
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    config = resolved(args, run_config(args))
+    defaults = None if args.html is None else PAGE if names_model(args) else PAGE | PAGE_MODEL
+    config = resolved(args, run_config(args, defaults))
     if args.html is not None:
         from zerosim.cli.pages import step_page
 
@@ -53,6 +60,12 @@ def main(args: argparse.Namespace) -> int:
     stepper = Stepper(config, Terminal(sys.stdin, sys.stdout))
     with stepper.terminal.opened():
         return stepper.run()
+
+
+def names_model(args: argparse.Namespace) -> bool:
+    """Return whether a scenario or a flag says which model or which batch runs."""
+    sizes = {name for name, option in OPTIONS.items() if option.group == "model"} | PAGE_MODEL.keys() | {"weights"}
+    return args.scenario is not None or not sizes.isdisjoint(vars(args))
 
 
 def print_events(config: RunConfig, steps: int) -> int:

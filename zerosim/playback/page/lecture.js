@@ -21,7 +21,7 @@ function drawLecture(run, k, { width, height, most, prefix, pick, chosen }) {
   const group = groupOf(run, chosen.rank, cut.axes).filter((rank) => run.info.has(rank));
   const first = Math.max(0, Math.min(group.indexOf(chosen.rank), group.length - LECTURE_RANKS));
   const ranks = group.slice(first, first + LECTURE_RANKS);
-  const columns = width > 480 ? ranks.length : Math.min(2, ranks.length);
+  const columns = width > 480 ? ranks.length : width > 260 ? Math.min(2, ranks.length) : 1;
   const lines = Math.ceil(ranks.length / columns);
   const [gap, foot] = [width > 480 ? 20 : 10, 48]; // below the cards: the pill
   const w = (width - 2 - gap * (columns - 1)) / columns;
