@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TextIO
 
 from zerosim.analysis.advice import advised
@@ -35,18 +36,18 @@ def step_page(args: argparse.Namespace, config: RunConfig) -> int:
     recorded = []
     for one in configs:
         with advised(one):
-            recorded.append(record(one))
+            recorded.append(replace(record(one), limit=args.device_memory))
     leave_page(file, recorded, sys.stdout)
     return 0
 
 
-def plan_page(args: argparse.Namespace, file: Output, config: RunConfig) -> None:
+def plan_page(args: argparse.Namespace, file: Output, config: RunConfig, limit: int | None = None) -> None:
     """Write the player's page of a plan's first step. Run every rank if there are few, else one per class of ranks."""
     step = config.replace(steps=1, allocator="exact", allocator_conf=None)
     every_rank = args.every_rank or config.mesh.ranks <= MOST_CARDS
     with naming_page(file):
         check_size(step, every_rank=every_rank)
-    recorded = Recorded(plan(step, every_rank=every_rank, keep_events=True))
+    recorded = Recorded(plan(step, every_rank=every_rank, keep_events=True), limit=limit)
     leave_page(file, [recorded], human_stream(args))
 
 

@@ -184,7 +184,7 @@ def main(args: argparse.Namespace) -> int:
     if html is not None:
         from zerosim.cli.pages import plan_page
 
-        plan_page(args, html, config)
+        plan_page(args, html, config, limit and limit.nbytes)
 
     cluster = device_cluster(args, limit)
     planned = plan_on(config, limit, cluster=cluster, every_rank=args.every_rank)

@@ -7,7 +7,7 @@ import sys
 
 from zerosim.cli.auto import resolved
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.parser import Parser, stages
+from zerosim.cli.parser import Parser, size, stages
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError
 
@@ -28,6 +28,12 @@ def add_arguments(parser: Parser) -> None:
         "--html", metavar="OUT.html", help="the first step as a page that plays in any browser, in place of the stepper"
     )
     add("--stages", metavar="0,1,2,3", type=stages, help="with --html: which ZeRO stages (default: --stage alone)")
+    add(
+        "--device-memory",
+        metavar="SIZE",
+        type=size,
+        help="with --html: a device's memory, such as 900KB, as a line in the page; the run may exceed it",
+    )
     parser.epilog = (
         "In a terminal, from the first collective on: n goes on by one event, c to the next collective on all ranks, "
         "? shows the keys, q quits.\n"
@@ -45,6 +51,8 @@ def main(args: argparse.Namespace) -> int:
         from zerosim.cli.pages import step_page
 
         return step_page(args, config)
+    if args.device_memory is not None:
+        raise InputError("--device-memory: pass --html OUT.html too; --capacity bounds the memory of a run")
     if args.stages is not None:
         raise InputError(
             "--stages: pass --html OUT.html too, or --stage for the stepper, which steps through one stage"

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zerosim.analysis.checks import checks
+from zerosim.analysis.formulas.letters import LETTERS
 from zerosim.analysis.shares import itemsizes
 from zerosim.config import RunConfig
 from zerosim.device.events import (
@@ -53,6 +55,7 @@ EVENTS = (
 )  # fmt: skip
 """The kinds of events, by their first number."""
 SMALLER = "leave out ZeRO stages, ranks, layers or microbatches"
+_LETTER = re.compile(r"VD|[A-Za-zΨ](?:_\w+)?")
 _FAR_TOO_MANY = 700_000  # events: more than any page could hold
 
 
@@ -160,6 +163,7 @@ class _Run:
             "lines": lines if has_lines else [],
             "sources": [list(line) for line in self.lines.values],
             "left_out": list(self.left_out),
+            "limit": self.recorded.limit or config.memory.capacity,
             "events": events,
         }
 
@@ -179,7 +183,13 @@ class _Run:
             "volume": {
                 "form": total.text,
                 "bytes": math.ceil(total.with_padding),
+                "psi": math.ceil(letters["Ψ"]),
                 "psi_bytes": math.ceil(letters["Ψ"] * itemsizes(result.config)[0]),
+                "letters": {
+                    name: [LETTERS[name].meaning, math.ceil(letters[name])]
+                    for name in dict.fromkeys(_LETTER.findall(total.text))
+                    if name in letters and name != "Ψ"
+                },
                 "members": letters["N"],
             },
             "marks": {name: dict(shot.by_kind) for name, shot in memory.marks.items()},

@@ -49,12 +49,13 @@ class Recorded:
 
     A gathered parameter or a whole gradient has the line of the ZeRO stage in whose call it was freed. Python frees other
     buffers when no name refers to them: their events have None. `name`: the run's name on the page, in place of its ZeRO
-    stage.
+    stage. `limit`: the device's bytes, a line on the page.
     """
 
     result: RunResult
     lines: Sequence[Sequence[Line | None]] = ()
     name: str = ""
+    limit: int | None = None
 
 
 def record(config: RunConfig) -> Recorded:

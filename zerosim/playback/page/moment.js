@@ -37,6 +37,9 @@ class Run {
     return width ? count(nbytes / width, 'row') : words(nbytes);
   }
 
+  // The name of an axis: dp, where no replicas share the data too.
+  axis(name) { return this.data.mesh.dp_replicate ? name : name.replace('dp_shard', 'dp'); }
+
   word(at) { return this.data.words[at]; }
   scope(event) {
     const [step, phase, unit, slot] = this.data.scopes[event[2]];

@@ -26,12 +26,14 @@ function gauge(run, rank, k, name) {
   rect(0, 2, width, 14, { fill: ink.band }), rect(0, 2, X(sent), 14, { fill: verbColor('all_gather') }));
   for (let times = 1; times <= 3 && unit > 0; times += 1) {
     root.append(path(`M${f1(X(times * unit))},0v19`, { stroke: ink.text, 'stroke-width': 1.2 }));
-    root.append(text(X(times * unit), 31, `${times > 1 ? times : ''}Ψ`, { size: 12, anchor: 'middle', color: 'muted' }));
+    root.append(text(X(times * unit), 31, `${times > 1 ? times : ''}Ψ`, { size: 13, anchor: 'middle', color: 'muted' }));
   }
   if (volume.bytes) root.append(path(`M${f1(X(volume.bytes) - 1)},0v18`, { stroke: ink.text, 'stroke-width': 3 }));
   const n = volume.members;
-  return html('section', { class: 'sent' }, html('h2', {}, `${name ? `${name}: ` : ''}rank ${rank} has sent ${bytes(sent)}`), root,
-    html('p', { class: 'muted' }, volume.bytes ? `The formula gives ${volume.form} for a step, ${exact(volume.bytes)}${n > 1 ? `: each Ψ is ${n - 1}/${n} of the parameters, for a rank sends nothing to itself` : ''}.` : 'The formula gives 0 for a step: nobody else holds the same.'));
+  const part = n > 1 ? ` Each Ψ on the bar is ${n - 1}/${n} of ${volume.psi < run.data.parameters ? 'this rank’s' : 'the'} ${num(volume.psi)} parameters${volume.psi > run.data.parameters ? ', with padding' : ''}, ${exact(Math.round(unit))}: a rank sends its own 1/${n}, ${num(Math.ceil(volume.psi / n))} parameters, but not to itself.` : '';
+  const letters = Object.entries(volume.letters).map(([name, [meaning, value]]) => ` ${name} = ${num(value)}: ${meaning}.`).join('');
+  return html('section', { class: 'sent' }, html('h2', {}, `${name ? `${name}: ` : ''}rank ${rank} has sent ${bytes(sent)} in this step`), root,
+    html('p', { class: 'muted' }, volume.bytes ? `The formula gives ${volume.form} for a step, ${exact(volume.bytes)}.${part}${letters}` : 'The formula gives 0 for a step: nobody else holds the same.'));
 }
 
 function row(name, ...value) { return [html('dt', {}, name), html('dd', {}, ...value)]; }
@@ -49,7 +51,7 @@ function detail(run, k, chosen, pick) {
     return html('section', { class: 'detail' }, close, html('h2', {}, `${one.name}: ${HEADS[state][0]}`), html('dl', {},
       row('owner', who), row('elements', `${num(start)} to ${num(stop - 1)} of ${num(one.numel)}`),
       row('that is', `${count(real, 'element')}${stop - start > real ? `, and ${count(stop - start - real, 'element')} of padding` : ''}`),
-      row('cut over', how.whole ? 'not cut: every rank holds all of it' : `${how.axes.join(' + ')}: shard ${shard} of ${how.parts.length}`)));
+      row('cut over', how.whole ? 'not cut: every rank holds all of it' : `${how.axes.map((axis) => run.axis(axis)).join(' + ')}: shard ${shard} of ${how.parts.length}`)));
   }
   if (chosen.call !== undefined) {
     const call = run.calls[chosen.call];
@@ -63,7 +65,7 @@ function detail(run, k, chosen, pick) {
     return html('section', { class: 'detail' }, close, html('h2', {}, nameOf(call)),
       html('p', {}, missing.length && joined.length ? `${ranksText(joined)} ${joined.length > 1 ? 'wait' : 'waits'} for ${ranksText(missing)}.` : missing.length ? 'Nobody has joined yet.' : `${resultOf(call)}.`),
       html('dl', {}, there.map((rank) => row(`rank ${rank}`, `${state(rank)}: sends ${exact(call.joined.get(rank) ? call.joined.get(rank).sent : 0)}`)),
-        row('over', `${call.axis}, ${count(call.group.length, 'rank')}`), row('purpose', call.purpose), row('made by', call.algorithm)));
+        row('over', `${run.axis(call.axis)}, ${count(call.group.length, 'rank')}`), row('purpose', call.purpose), row('made by', call.algorithm)));
   }
   if (chosen.buffer) {
     const { rank, nbytes, born, died, kinds, unit, name } = chosen.buffer;

@@ -141,7 +141,7 @@ function start() {
     const shownUnit = state.lecture && unitAt(one, state.k, state.rank);
     const lent = shownUnit && !one.data.flats[shownUnit.flat].name.startsWith(shownUnit.unit) ? ` (uses ${one.data.flats[shownUnit.flat].name}’s)` : '';
     parts.title.textContent = one.data.about + (shownUnit ? `: ${shownUnit.unit}${lent}` : '');
-    parts.sub.textContent = `${one.data.model} · Ψ = ${num(one.data.parameters)} parameters in ${one.data.dtype}`;
+    parts.sub.textContent = `${one.data.model} · Ψ = ${num(one.data.parameters)} parameters in ${one.data.dtype} · ${count(Object.keys(one.data.units).length, 'unit')} over ${count(one.data.flats.length, 'flat buffer')}`;
     parts.play.querySelector('path').setAttribute('d', state.playing ? PAUSE : PLAY);
     parts.lecture.setAttribute('aria-pressed', state.lecture);
     parts.play.setAttribute('aria-label', state.playing ? 'Pause' : 'Play');
@@ -176,15 +176,14 @@ function start() {
     if (scroll) parts.panel.scrollTop = scroll;
     // Over events.
     const size = band;
-    const key = [state.run, state.rank, size.width, size.height, theme, most].join('/');
+    const key = [state.run, state.beside, state.rank, size.width, size.height, theme, most].join('/');
     if (key !== trackKey) {
-      track = drawTrack(one, state.rank, size.width, size.height, 't', most);
+      track = drawTrack(one, state.rank, size.width, size.height, 't', most, shown[1]);
       trackKey = key;
     }
     const hide = state.guess ? rect(track.X(state.k) + 2, track.top + track.h + 2, Math.max(0, track.X(one.length) - track.X(state.k)), 3 * TRACK.ribbon, { fill: ink.background }) : null;
-    const label = `Live bytes of rank ${state.rank} over events`;
     parts.track.replaceChildren(sized(svg('svg', { ...size, viewBox: `0 0 ${size.width} ${size.height}`, 'font-family': FONT, role: 'img',
-      'aria-label': label }, hatches('t'), text(TRACK.left, 13, label, { size: 12, color: 'muted' }), track.root, hide, drawCursor(track, one, state.k, state.chosen))));
+      'aria-label': track.label }, hatches('t'), track.root, hide, drawCursor(track, one, state.k, state.chosen))));
     if (legendKey !== (legendKey = [state.run, state.beside, theme, root.dataset.agrees].join('/'))) drawLegend(shown);
     if (focused && inside && !inside.contains(document.activeElement)) {
       const back = inside.querySelector(`[data-pick="${CSS.escape(focused)}"]`);

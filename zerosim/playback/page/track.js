@@ -30,8 +30,26 @@ function columnsOf(run, rank, columns) {
   return { kinds, columns: found, peak };
 }
 
-// What does not change with the moment: drawn once for a rank, a size and a theme.
-function drawTrack(run, rank, width, height, prefix, most) {
+// A rank's live bytes on its device after each event.
+function totalsOf(run, rank) {
+  let total = 0;
+  return run.events.map(([code, whose, , id]) => {
+    if (whose === rank && (code === ALLOC || code === FREE)) total += run.byId.get(`${rank}/${id}`).nbytes * (code === ALLOC ? 1 : -1);
+    return total;
+  });
+}
+
+// The curve of a run over another one's moments, at the same unit of the step: of each column the highest moment.
+function curveOf(run, over, rank, columns) {
+  const totals = totalsOf(run, rank);
+  const at = (column) => { const k = Math.round((column * over.length) / columns); return run === over ? k : run.follow(over, k); };
+  return Array.from({ length: columns }, (_, column) => Math.max(...totals.slice(Math.max(0, at(column) - 1), Math.max(at(column), at(column + 1)) || 1)));
+}
+
+// What does not change with the moment: drawn once for a rank, a size and a theme. Beside another run: two curves.
+function drawTrack(run, rank, width, height, prefix, peaks, two) {
+  const { limit } = run.data;
+  const most = limit && limit < 2 * peaks ? Math.max(limit, peaks) : peaks;
   const { left, right, top, ribbon } = TRACK;
   const w = width - left - right;
   const below = 3 * ribbon + 6;
@@ -47,8 +65,20 @@ function drawTrack(run, rank, width, height, prefix, most) {
     beside(Y(most * share) + 4, bytes(Math.round(most * share)));
   }
   beside(top + h, '0');
+  const pair = two && two.info.has(rank) ? [run, two] : [];
+  pair.forEach((one, index) => {
+    const curve = curveOf(one, run, rank, columns);
+    const top2 = curve.indexOf(Math.max(...curve));
+    root.append(path(`M${curve.map((total, at) => `${f1(left + ((at + 0.5) * w) / columns)},${f1(Y(total))}`).join('L')}`,
+      { fill: 'none', stroke: kindColor(index ? 'grad' : 'param'), 'stroke-width': 2.5, 'stroke-dasharray': index ? '7 3' : null }));
+    const y = Y(curve[top2]) + (pair[1 - index].most > one.most ? 18 : -5); // the higher one's above it, the other one's below
+    root.append(text(clamp(left + (top2 * w) / columns, left + 90, left + w - 90), clamp(y, 13, top + h - 4), `${one.data.name}: peak ${bytes(curve[top2])}`,
+      { size: 12, weight: 700, anchor: 'middle', halo: ink.background }));
+  });
+  if (limit && limit <= most) root.append(path(`M${left},${f1(Y(limit))}h${w}`, { stroke: ink.text, 'stroke-width': 2, 'stroke-dasharray': '2 3', fill: 'none' }));
+  if (limit) root.append(text(left + w - 4, limit <= most ? Y(limit) + 13 : 13, `the device has ${bytes(limit)}${limit <= most ? '' : ', above this axis'}`, { size: 12, anchor: 'end', halo: ink.background }));
   const lower = new Array(columns).fill(0);
-  kinds.forEach((kind, index) => {
+  (pair.length ? [] : kinds).forEach((kind, index) => {
     if (!values.some((column) => column.values[index])) return;
     const up = [];
     const down = [];
@@ -94,13 +124,16 @@ function drawTrack(run, rank, width, height, prefix, most) {
     const end = call.ended.has(rank) ? call.ended.get(rank) : start + 1;
     root.append(titled(nameOf(call), rect(X(start), callY, Math.max(2, X(end) - X(start)), ribbon - 4, { fill: verbColor(call.op) })));
   }
+  const label = `Live bytes of rank ${rank} over events${pair.length ? `: ${run.data.name} and ${two.data.name}, at the same unit of the step` : ''}`;
+  root.append(text(left, 13, label, { size: 12, color: 'muted' }));
+  if (pair.length) return { root, X, top, h, height, w, left, most, label };
   const px = X(peak.at);
   const words = `peak ${bytes(peak.total)}`;
   const flip = px > left + w - 110;
   const least = (flip ? px - 130 : px) < left + 225 ? top + 13 : 14; // below the chart's title where they would meet
   root.append(path(`M${f1(px)},${top + h}V${f1(Math.max(6, Y(peak.total) - 12))}`, { stroke: ink.text, 'stroke-width': 1.5 }));
   root.append(text(px + (flip ? -5 : 5), Math.max(least, Y(peak.total) - 4), `⚑ ${words}`, { size: 12, weight: 700, anchor: flip ? 'end' : 'start', halo: ink.background }));
-  return { root, X, top, h, height, w, left, most };
+  return { root, X, top, h, height, w, left, most, label };
 }
 
 // The cursor, and a chosen buffer's life.

@@ -41,7 +41,7 @@ function inFlightSentence(run, calls) {
   }
   const same = each.every(({ sent, received }) => sent === first.sent && received === first.received);
   const moved = same ? `: each rank sends ${exact(first.sent)}${first.received === null ? '' : ` and receives ${exact(first.received)}`}` : '';
-  const who = calls.length > 1 ? `${calls.length} groups along ${call.axis} join` : each.length > 1 ? `All ${each.length} ranks${run.ranks.length > each.length ? ` of a group along ${call.axis}` : ''} join` : `Rank ${[...call.joined.keys()][0]} joins`;
+  const who = calls.length > 1 ? `${calls.length} groups along ${run.axis(call.axis)} join` : each.length > 1 ? `All ${each.length} ranks${run.ranks.length > each.length ? ` of a group along ${run.axis(call.axis)}` : ''} join` : `Rank ${[...call.joined.keys()][0]} joins`;
   return `${who} ${nameOf(call)}${moved}.`;
 }
 

@@ -31,11 +31,11 @@ function arrange(run, width, height, gap) {
   const lines = Math.max(...run.ranks.map((rank) => rowsOf(run, rank).length));
   if (column) {
     const values = [...new Set(run.ranks.map((rank) => run.info.get(rank).place[column]))].sort((a, b) => a - b);
-    const others = (rank) => axes.filter((axis) => axis !== column).map((axis) => `${axis} ${run.info.get(rank).place[axis]}`).join(', ');
+    const others = (rank) => axes.filter((axis) => axis !== column).map((axis) => `${run.axis(axis)} ${run.info.get(rank).place[axis]}`).join(', ');
     const names = [...new Set(run.ranks.map(others))];
     const cells = run.ranks.map((rank) => ({ rank, x: values.indexOf(run.info.get(rank).place[column]), y: names.indexOf(others(rank)) }));
     return { columns: values.length, rows: names.length, cells, lines,
-      heads: values.map((value) => (column === 'pp' ? `pipeline stage ${value}` : `${column} ${value}`)), sides: names };
+      heads: values.map((value) => (column === 'pp' ? `pipeline stage ${value}` : `${run.axis(column)} ${value}`)), sides: names };
   }
   let best = { score: -1 };
   for (let columns = 1; columns <= n; columns += 1) {
@@ -121,7 +121,7 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
   const pad = 9;
   const times = info.stands_for > 1 ? ` × ${num(info.stands_for)}` : '';
   head.append(text(x + pad, y + 19, `rank ${rank}${times}`, { size: 14, weight: 700 }));
-  const place = Object.entries(info.place).map(([axis, at]) => `${axis} ${at}`).join(', ');
+  const place = Object.entries(info.place).map(([axis, at]) => `${run.axis(axis)} ${at}`).join(', ');
   if (Object.keys(run.data.mesh).length > 1 && w > 330) head.append(text(x + pad + 62 + times.length * 8, y + 19, short(place, Math.floor((w - 190) / 6.5)), { size: 11, color: 'muted' }));
   head.append(text(x + w - pad, y + 19, bytes(total), { size: 14, weight: 600, anchor: 'end' }));
   card.append(head);
@@ -183,7 +183,7 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
     const rowY = y0 + index * pitch + (pitch - stripH) / 2;
     const now = !row.rest && scopeUnit && (row.name === scopeUnit || row.name === run.rowOf(scopeUnit));
     if (now) card.append(rect(x + 3, rowY - (pitch - stripH) / 2, w - 6, pitch, { fill: ink.band, rx: 3 }));
-    card.append(text(x + pad, rowY + stripH / 2 + 4, short(row.name, Math.floor(labelW / 6.2)), { size: clamp(stripH, LEAST, 12), color: now || row.flat !== null ? 'text' : 'muted', weight: now ? 700 : 400 }));
+    card.append(text(x + pad, rowY + stripH / 2 + 4, short(row.name, Math.floor(labelW / 6.8)), { size: clamp(stripH, LEAST, 12), color: now || row.flat !== null ? 'text' : 'muted', weight: now ? 700 : 400 }));
     if (row.rest) return;
     if (row.flat !== null) {
       STATES.forEach((state, column) => {
@@ -191,7 +191,7 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
       });
     } else if (run.data.units[row.unit]) {
       const names = run.data.units[row.unit].map((flat) => run.data.flats[flat].name);
-      card.append(text(columnX(0), rowY + stripH / 2 + 4, short(`uses ${names.join(', ')}’s`, Math.floor((3 * stripW) / 5.5)), { size: 11, color: 'muted' }));
+      card.append(text(columnX(0) + 2, rowY + stripH / 2 + 4, short(`uses ${names.join(', ')}’s`, Math.floor((3 * stripW) / 5.5)), { size: 11, color: 'muted' }));
     }
     const passing = run.byKind(passingOf.get(row.unit === null ? null : row.name) || []);
     card.append(...passingBar(run, passing, row.name, { x: columnX(3), y: rowY + 1, w: stripW, h: stripH - 2 }, prefix));
