@@ -37,6 +37,7 @@ from zerosim.placement.memories import DEVICE
 from zerosim.playback.flats import axes_of, flat_data, flat_of, groups_of, units_of
 from zerosim.playback.looks import looks
 from zerosim.playback.order import call_of, in_order
+from zerosim.playback.pieces import Joined
 from zerosim.playback.record import Line, Recorded
 from zerosim.report.names import STAGES
 from zerosim.report.words import headline, model_name
@@ -129,6 +130,7 @@ class _Run:
         self.flat_of: dict[str, int] = {}  # of buffers in units with several flats, by rank and id
         self._places = {name: place for place, name in enumerate(self.result.layout.flats)}
         self._units, self._row = units_of(self.result.config), self.result.config.model.moved_row
+        self.joined, self.hops = Joined(self.result.layout, self._units), _Table()
         self.row_of: dict[int, int] = {}  # the bytes of a row that travels, by call
         for rank in self.result.ran:
             for event in self.result.events[rank]:
@@ -141,6 +143,10 @@ class _Run:
         for event, line in self._events():
             events.append(event)
             lines.append(-1 if line is None else self.lines.place(line))
+        travels = {
+            call: [self.hops.place(tuple(hops)), state, [places[name] for name in names]]
+            for call, (hops, state, names) in self.joined.travels().items()
+        }
         has_lines = any(line >= 0 for line in lines)
         return {
             "stage": config.parallel.zero_stage,
@@ -160,6 +166,8 @@ class _Run:
             "words": self.words.values,
             "scopes": [list(scope) for scope in self.scopes.values],
             "calls": [[*call[:3], list(call[3]), *call[4:]] for call in self.calls.values],
+            "hops": [list(hops) for hops in self.hops.values],
+            "travels": travels,
             "lines": lines if has_lines else [],
             "sources": [list(line) for line in self.lines.values],
             "left_out": list(self.left_out),
@@ -239,6 +247,7 @@ class _Run:
             case Launch():
                 op, axis, group, sequence = call_of(event)
                 call = self.calls.place((op, axis, event.purpose, group, sequence, event.algorithm))
+                self.joined.add(call, rank, event)
                 if self._row and (op, axis, event.purpose) == ("all_to_all", "ep", "activations"):
                     self.row_of[call] = self._row * dtype(event.dtype).itemsize
                 sizes = [event.payload_bytes, event.sent_bytes, event.received_bytes]

@@ -15,7 +15,7 @@ from pathlib import Path
 from zerosim.playback.encode import Data, as_text
 
 _FOLDER = Path(__file__).parent / "page"
-SCRIPTS = ("data", "moment", "words", "world", "hops", "travel", "lecture", "track", "panel", "player")
+SCRIPTS = ("data", "moment", "words", "world", "travel", "lecture", "track", "panel", "player")
 """In this order they are joined: each uses the ones before it."""
 _NO_SCRIPT = "<noscript>This page moves by its own script, and this browser runs none.</noscript>"
 _PAGE = """<!doctype html>

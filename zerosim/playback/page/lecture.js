@@ -5,7 +5,7 @@ const LECTURE_RANKS = 4;
 // The unit that a rank is at, by its row, and the flat buffer behind it: that of a collective without a unit, if it has one.
 function unitAt(run, k, rank) {
   const [call] = run.inFlightAt.get(k) || run.endedAt.get(k) || [];
-  const flats = call && !call.unit && call.purpose === 'states' ? flatsOf(run, call) : [];
+  const flats = (call && !call.unit && run.data.travels[call.index]?.[2]) || [];
   if (flats.length === 1) return { unit: run.data.flats[flats[0]].name, flat: flats[0] };
   const here = (at) => { const { unit } = run.scope(run.events[at]); return (run.data.units[unit] || []).length ? unit : ''; };
   const own = run.own.get(rank);

@@ -15,7 +15,7 @@ function travel(run, before, after, old, now, speed) {
   const layer = svg('g', { class: 'flights', 'aria-hidden': 'true', 'pointer-events': 'none' });
   const hidden = new Set();
   for (const { round, from, to, flat, state, chunk, parts, source, target } of pieces) {
-    const adds = state === 'grad' && calls.every((call) => call.op !== 'all_reduce') || (state === 'grad' && round < rounds / 2);
+    const adds = state === 'grad' && (calls.every((call) => call.op !== 'all_reduce') || round < rounds / 2);
     const kind = GATHERED[state].find((name) => run.data.words.includes(name)) || state;
     const [x, y, w, h] = target;
     const piece = svg('g', { class: 'flight', opacity: 0, 'data-hop': [round, from, to, flat, chunk].join(' ') }, area(kind, x, y, Math.max(w, 8), h, 'h0'));
@@ -42,4 +42,10 @@ function travel(run, before, after, old, now, speed) {
   now.append(layer);
   setTimeout(() => layer.remove(), total + 60);
   return total;
+}
+
+// The pieces of a collective of model states: its hops, by rank and flat buffer.
+function piecesOf(run, call) {
+  const [hops, state, flats] = run.data.travels[call.index] || [0, '', []];
+  return flats.flatMap((flat) => run.data.hops[hops].map(([round, from, to, chunk, parts]) => ({ round, chunk, parts, flat, state, from: call.group[from], to: call.group[to] })));
 }
