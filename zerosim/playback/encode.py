@@ -8,15 +8,13 @@ allocator's addresses and a memory pool's reports.
 from __future__ import annotations
 
 import json
-import math
-import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zerosim.analysis.checks import checks
-from zerosim.analysis.formulas.letters import LETTERS
-from zerosim.analysis.shares import itemsizes
 from zerosim.config import RunConfig
+from zerosim.device.device import Kind
 from zerosim.device.events import (
     Alloc,
     Copy,
@@ -35,10 +33,12 @@ from zerosim.errors import InputError
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.placement.memories import DEVICE
 from zerosim.playback.flats import axes_of, flat_data, flat_of, groups_of, units_of
+from zerosim.playback.frees import Frees
 from zerosim.playback.looks import looks
 from zerosim.playback.order import call_of, in_order
 from zerosim.playback.pieces import Joined
 from zerosim.playback.record import Line, Recorded
+from zerosim.playback.volume import volume_of
 from zerosim.report.names import STAGES
 from zerosim.report.words import headline, model_name
 from zerosim.train.work import expected_work
@@ -56,7 +56,7 @@ EVENTS = (
 )  # fmt: skip
 """The kinds of events, by their first number."""
 SMALLER = "leave out ZeRO stages, ranks, layers or microbatches"
-_LETTER = re.compile(r"VD|[A-Za-zΨ](?:_\w+)?")
+_PASSING = (Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.KEPT, Kind.TEMP, Kind.COMM)
 _FAR_TOO_MANY = 700_000  # events: more than any page could hold
 
 
@@ -128,9 +128,13 @@ class _Run:
         self.words, self.scopes, self.calls, self.lines = _Table(), _Table(), _Table(), _Table()
         self._names: dict[tuple[int, int], str] = {}  # of buffers, by rank and id
         self.flat_of: dict[str, int] = {}  # of buffers in units with several flats, by rank and id
+        self._flats = [*self.result.layout.flats]
+        self._passing: dict[tuple[int, int], tuple[str, int]] = {}  # units and bytes, by rank and id
+        self._sums, self.most_passing = Counter[tuple[int, str]](), 1
         self._places = {name: place for place, name in enumerate(self.result.layout.flats)}
         self._units, self._row = units_of(self.result.config), self.result.config.model.moved_row
         self.joined, self.hops = Joined(self.result.layout, self._units), _Table()
+        self.frees = Frees(self.result.layout, self._units, self.result.ran)
         self.row_of: dict[int, int] = {}  # the bytes of a row that travels, by call
         for rank in self.result.ran:
             for event in self.result.events[rank]:
@@ -166,8 +170,10 @@ class _Run:
             "words": self.words.values,
             "scopes": [list(scope) for scope in self.scopes.values],
             "calls": [[*call[:3], list(call[3]), *call[4:]] for call in self.calls.values],
+            "most_passing": self.most_passing,
             "hops": [list(hops) for hops in self.hops.values],
             "travels": travels,
+            "frees": self.frees.groups(),
             "lines": lines if has_lines else [],
             "sources": [list(line) for line in self.lines.values],
             "left_out": list(self.left_out),
@@ -181,25 +187,12 @@ class _Run:
         stage, memory = mesh.index(rank, "pp"), result.memory[rank]
         ledger = MemoryLedger()  # without offload a result has no marks of its other memories
         ledger.read(result.events[rank])
-        found = self.checks[stage]
-        total, letters = found.sent[-1], found.of.padded
         return {
             "rank": rank,
             "place": {axis: mesh.index(rank, axis) for axis in axes_of(mesh)},
             "stands_for": result.stands_for.count(rank),
             "stage": stage,
-            "volume": {
-                "form": total.text,
-                "bytes": math.ceil(total.with_padding),
-                "psi": math.ceil(letters["Ψ"]),
-                "psi_bytes": math.ceil(letters["Ψ"] * itemsizes(result.config)[0]),
-                "letters": {
-                    name: [LETTERS[name].meaning, math.ceil(letters[name])]
-                    for name in dict.fromkeys(_LETTER.findall(total.text))
-                    if name in letters and name != "Ψ"
-                },
-                "members": letters["N"],
-            },
+            "volume": volume_of(self.checks[stage], result),
             "marks": {name: dict(shot.by_kind) for name, shot in memory.marks.items()},
             "peak": memory.peak.total_bytes,
             "others": {
@@ -217,12 +210,26 @@ class _Run:
         for rank, number in in_order(records):
             values = self._event(rank, records[rank][number])
             if values is not None and values[0] not in self.left_out:
+                self._read(count, rank, records[rank][number])
                 count += 1
                 if opens is not None and rank == opens[0] and number <= opens[1]:
                     self.at = count
                 own = lines[rank] if lines else ()
                 line = own[number] if number < len(own) else None
                 yield [EVENTS.index(values[0]), rank, self.scopes.place(records[rank][number].scope), *values[1:]], line
+
+    def _read(self, at: int, rank: int, event: Event) -> None:
+        """Read the page's event number `at` for what happens between events."""
+        place = self.flat_of.get(f"{rank}/{event.id}") if isinstance(event, Alloc) else None
+        self.frees.add(at, rank, event, None if place is None else self._flats[place])
+        unit = event.scope.unit
+        if isinstance(event, Alloc) and event.memory == DEVICE and event.kind in _PASSING:
+            self._passing[rank, event.id] = unit, event.nbytes
+            self._sums[rank, unit] += event.nbytes
+            self.most_passing = max(self.most_passing, self._sums[rank, unit])
+        elif isinstance(event, Free) and event.memory == DEVICE and (rank, event.id) in self._passing:
+            unit, nbytes = self._passing.pop((rank, event.id))
+            self._sums[rank, unit] -= nbytes
 
     def _event(self, rank: int, event: Event) -> list[Any] | None:
         """Return an event's kind and its values after rank and scope; None for an event that the page leaves out."""

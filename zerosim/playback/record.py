@@ -17,21 +17,20 @@ from zerosim.backends.kernels import Backend
 from zerosim.comm.runtime import Context, assemble, node_pools, other_memories
 from zerosim.config import RunConfig
 from zerosim.device.allocators.choose import make_allocator
-from zerosim.device.device import Device, Kind, Switch
+from zerosim.device.device import Device, Switch
 from zerosim.device.events import Alloc, Event, Free, Retag
 from zerosim.device.interrupts import no_interrupt_lost
 from zerosim.device.recorder import Reader, Recorder
 from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.placement.memories import DEVICE
+from zerosim.playback.frees import COPIES
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
 from zerosim.train.world import world_of
 
 _PARALLEL, _TRAIN = (str(Path(str(room.__file__)).parent) for room in (parallel, train))
 _STAGES = frozenset(f"{_PARALLEL}/{name}.py" for name in ("ddp", "zero1", "zero2", "zero3"))
-_COPIES = (Kind.UNSHARDED_PARAM, Kind.PREFETCHED_PARAM, Kind.UNSHARDED_GRAD)
-"""What a ZeRO stage frees: gathered parameters, whole gradients."""
 
 
 class Line(NamedTuple):
@@ -114,7 +113,7 @@ class LineRecorder(Recorder):
             self.lines.append(self._freed.pop(event.id, None) if event.memory == DEVICE else None)
             return
         if isinstance(event, Retag) or (isinstance(event, Alloc) and event.memory == DEVICE):
-            (self._copies.add if event.kind in _COPIES else self._copies.discard)(event.id)
+            (self._copies.add if event.kind in COPIES else self._copies.discard)(event.id)
         self.lines.append(self._line())
 
     def _bury(self, owner: ref[object]) -> None:

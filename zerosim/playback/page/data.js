@@ -58,21 +58,10 @@ let theme = 'light';
 let ink = DATA.themes.light;
 const kindColor = (kind) => (DATA.kinds[kind] || DATA.verbs[''])[theme];
 const verbColor = (op) => (DATA.verbs[op === 'recv' ? 'send' : op] || DATA.verbs[''])[theme];
-function luminance(color) {
-  const channels = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16) / 255);
-  const [r, g, b] = channels.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-}
-const inkOn = (color) => (luminance(color) > 0.19 ? '#10151b' : '#ffffff');
+const inkOn = (color) => DATA.inks[color];
 
-// What each hatch is made of, in a tile of 8 by 8.
-const HATCHES = {
-  '//': 'M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4', '\\\\': 'M-2,6 l4,4 M0,0 l8,8 M6,-2 l4,4',
-  xx: 'M0,8 l8,-8 M0,0 l8,8', '--': 'M0,4 h8', '||': 'M4,0 v8', '++': 'M0,4 h8 M4,0 v8',
-  '..': 'M3,4 h2', oo: 'M2.5,4 a1.5,1.5 0 1 0 3,0 a1.5,1.5 0 1 0 -3,0', '**': 'M1,4 h6 M4,1 v6',
-};
 function hatches(prefix) {
   return svg('defs', {}, Object.entries(DATA.kinds).filter(([, kind]) => kind.hatch).map(([name, kind]) => svg('pattern',
     { id: `${prefix}-${name}`, width: 8, height: 8, patternUnits: 'userSpaceOnUse' },
-    path(HATCHES[kind.hatch], { fill: 'none', stroke: inkOn(kind[theme]), 'stroke-opacity': 0.3, 'stroke-width': kind.hatch === '..' ? 2 : 1 }))));
+    path(DATA.tiles[kind.hatch], { fill: 'none', stroke: inkOn(kind[theme]), 'stroke-opacity': 0.3, 'stroke-width': kind.hatch === '..' ? 2 : 1 }))));
 }

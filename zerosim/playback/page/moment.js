@@ -22,7 +22,7 @@ class Run {
     const others = data.ranks.map((rank) => rank.others); // by memory beside the device: what the ledger has
     this.memories = new Map(Object.keys(MEMORIES).filter((name) => others.some((each) => each[name]))
       .map((name) => [name, Math.max(1, ...others.map((each) => (each[name] ? each[name].peak : 0)))]));
-    this.mostPassing = this.findMostPassing();
+    this.mostPassing = data.most_passing;
     this.ofRank = new Map(this.ranks.map((rank) => [rank, this.findStretches(rank)]));
     this.stretches = this.ofRank.get(this.ranks[0]);
     this.findArrivals();
@@ -66,8 +66,9 @@ class Run {
       const call = this.calls[index];
       this.works.set(`${rank}/${work}`, call);
       const { step, phase, unit } = this.scope(event);
+      const receives = call.op === 'send' && rank === call.group[1];
       call.joined.set(rank, { at, payload, sent: sent === null ? modelled || 0 : sent, received, dtype: this.word(dtype) });
-      Object.assign(call, { unit: unit || call.unit || '', phase, step, last: call.op === 'send' && rank === call.group[1] ? call.last ?? at : at });
+      if (!receives || !call.last) Object.assign(call, { unit: unit || call.unit || '', phase, step, last: at });
       if (call.purpose === 'states' && step >= 0) this.sent.get(rank).push([at, step, sent === null ? modelled || 0 : sent]);
     } else if (code === COPY) {
       const [source, target, nbytes, , work] = values;
@@ -113,30 +114,17 @@ class Run {
       const rank = this.ranks.findLast((one) => this.info.get(one).stage === stage); // in the order of turns the last one
       for (const { name, nth, unit, step, end } of this.ofRank.get(rank)) if (unit && step >= 0) this.overAt.set(`${stage}/${name}/${nth}`, end);
     }
-    this.findFrees().forEach((buffers, at) => { keys.add(at); this.freedAt.set(at, buffers); });
+    this.freedAt = new Map(); // sentences, where the last rank frees its copy
+    this.freed = new Map(); // by event: what is freed
+    this.data.frees.forEach(([events, sentence, whats]) => {
+      events.forEach((at, index) => this.freed.set(at, whats[index]));
+      this.freedAt.set(1 + Math.max(...events), sentence);
+      keys.add(1 + Math.max(...events));
+    });
     const unimportant = new Set([...this.overAt].filter(([name, at]) => !name.startsWith('mark') && !keys.has(at)).map(([, at]) => at));
     const found = [...new Set([...keys, ...this.overAt.values()])].sort((a, b) => a - b);
     const works = (from, to) => this.events.slice(from, to).some(([code]) => code === KERNEL || code === ALLOC);
     return found.filter((at, index) => !unimportant.has(at) || works(found[index - 1], at));
-  }
-
-  // Where the last rank frees its gathered parameters or whole gradients of a unit: the buffers, by moment.
-  findFrees() {
-    this.freedAt = new Map();
-    const alike = new Map();
-    const nth = new Map();
-    for (const buffer of this.buffers) {
-      const kind = this.kindAt(buffer, buffer.died);
-      if (buffer.memory !== DEVICE || !buffer.nbytes || buffer.died === Infinity || ![...GATHERED.param, ...GATHERED.grad].includes(kind)) continue;
-      const others = this.buffers.some((one) => one !== buffer && one.rank === buffer.rank && one.flat === buffer.flat && one.born < buffer.died
-        && one.died > buffer.died && one.memory === DEVICE && this.kindAt(one, buffer.died) === kind);
-      if (others && buffer.flat !== undefined) continue; // such as one of two uses' gradients, after their sum
-      const name = [this.info.get(buffer.rank).stage, kind, buffer.unit, buffer.flat].join('/');
-      const turn = 1 + (nth.get(`${buffer.rank}/${name}`) || 0);
-      nth.set(`${buffer.rank}/${name}`, turn);
-      alike.set(`${name}/${turn}`, [...(alike.get(`${name}/${turn}`) || []), { ...buffer, kind }]);
-    }
-    return new Map([...alike.values()].map((buffers) => [1 + Math.max(...buffers.map(({ died }) => died)), buffers]));
   }
 
   // When what a gathered buffer is for has arrived: where its gather has ended.
@@ -206,22 +194,6 @@ class Run {
 
   rowOf(unit) { return unit.startsWith('h.') ? unit.split('.').slice(0, 2).join('.') : unit; }
 
-  findMostPassing() {
-    const now = new Map();
-    let most = 1;
-    const add = (buffer, sign) => {
-      const key = `${buffer.rank}/${buffer.unit}`;
-      const sum = (now.get(key) || 0) + sign * buffer.nbytes;
-      now.set(key, sum);
-      most = Math.max(most, sum);
-    };
-    for (const event of this.events) {
-      const buffer = event[0] === ALLOC || event[0] === FREE ? this.byId.get(`${event[1]}/${event[3]}`) : null;
-      if (buffer && PASSING.includes(buffer.kinds[0][1])) add(buffer, event[0] === ALLOC ? 1 : -1);
-    }
-    return most;
-  }
-
   // A rank's runs of one phase, unit and microbatch: what two stages are laid side by side by.
   findStretches(rank) {
     const found = [];
@@ -258,10 +230,10 @@ class Run {
 
   // Whether the bars add up to the ledger at every mark.
   agrees() {
-    return this.events.every((event, at) => {
-      if (event[0] !== MARK) return true;
+    const last = new Map(this.events.flatMap((event, at) => (event[0] === MARK ? [[`${event[1]}/${event[3]}`, at]] : [])));
+    return [...last.values()].every((at) => {
+      const event = this.events[at];
       const name = this.word(event[3]);
-      if (this.events.some((other, index) => index > at && other[0] === MARK && other[1] === event[1] && other[3] === event[3])) return true; // only the last one
       const buffers = this.live(at + 1).get(event[1]);
       const { marks, others } = this.info.get(event[1]);
       return Object.entries({ ...others, [DEVICE]: { marks } }).every(([memory, of]) => {

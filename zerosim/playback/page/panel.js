@@ -17,7 +17,7 @@ function sourceBlock(source) {
 function gauge(run, rank, k, name) {
   const { volume } = run.info.get(rank);
   const sent = run.sentBytes(rank, k);
-  const unit = (volume.psi_bytes * (volume.members - 1)) / volume.members;
+  const { unit } = volume;
   const most = Math.max(volume.bytes, sent, 3.15 * unit, 1);
   const width = 400;
   const X = (nbytes) => (width * nbytes) / most;
@@ -29,11 +29,7 @@ function gauge(run, rank, k, name) {
     root.append(text(X(times * unit), 31, `${times > 1 ? times : ''}Ψ`, { size: 13, anchor: 'middle', color: 'muted' }));
   }
   if (volume.bytes) root.append(path(`M${f1(X(volume.bytes) - 1)},0v18`, { stroke: ink.text, 'stroke-width': 3 }));
-  const n = volume.members;
-  const part = n > 1 ? ` Each Ψ on the bar is ${n - 1}/${n} of ${volume.psi < run.data.parameters ? 'this rank’s' : 'the'} ${num(volume.psi)} parameters${volume.psi > run.data.parameters ? ', with padding' : ''}, ${exact(Math.round(unit))}: a rank sends its own 1/${n}, ${num(Math.ceil(volume.psi / n))} parameters, but not to itself.` : '';
-  const letters = Object.entries(volume.letters).map(([name, [meaning, value]]) => ` ${name} = ${num(value)}: ${meaning}.`).join('');
-  return html('section', { class: 'sent' }, html('h2', {}, `${name ? `${name}: ` : ''}rank ${rank} has sent ${bytes(sent)} in this step`), root,
-    html('p', { class: 'muted' }, volume.bytes ? `The formula gives ${volume.form} for a step, ${exact(volume.bytes)}.${part}${letters}` : 'The formula gives 0 for a step: nobody else holds the same.'));
+  return html('section', { class: 'sent' }, html('h2', {}, `${name ? `${name}: ` : ''}rank ${rank} has sent ${bytes(sent)} in this step`), root, html('p', { class: 'muted' }, volume.text));
 }
 
 function row(name, ...value) { return [html('dt', {}, name), html('dd', {}, ...value)]; }

@@ -2,48 +2,27 @@
 
 const TRACK = { left: 62, right: 14, top: 22, ribbon: 17 };
 
-// Of each pixel column the moment with the most bytes, as bytes by kind.
-function columnsOf(run, rank, columns) {
+// Of each column, whose moments end at `ends`, the moment with the most bytes, as bytes by kind.
+function columnsOf(run, rank, columns, ends = (column) => ((column + 1) * run.length) / columns) {
   const kinds = Object.keys(DATA.kinds);
-  const now = new Map(kinds.map((kind) => [kind, 0]));
-  let total = 0;
+  const now = kinds.map(() => 0);
+  let [total, column] = [0, 0];
   let peak = { total: 0, at: 0 };
-  const found = new Array(columns).fill(null);
-  const current = new Map();
-  const change = (kind, nbytes) => { now.set(kind, (now.get(kind) || 0) + nbytes); total += nbytes; };
-  run.events.forEach((event, at) => {
-    const [code, whose, , id, ...values] = event;
-    if (whose === rank && code === ALLOC) { current.set(id, [run.word(values[1]), values[0]]); change(...current.get(id)); }
-    if (whose === rank && code === FREE) { const [kind, nbytes] = current.get(id); change(kind, -nbytes); }
-    if (whose === rank && code === RETAG) {
-      const [kind, nbytes] = current.get(id);
-      change(kind, -nbytes);
-      current.set(id, [run.word(values[0]), nbytes]);
-      change(...current.get(id));
-    }
-    const column = Math.min(columns - 1, Math.floor(((at + 1) * columns) / (run.length + 1)));
-    if (!found[column] || total > found[column].total) found[column] = { total, values: [...now.values()] };
+  let best = { total: 0, values: [...now] };
+  const found = [];
+  const change = (kind, nbytes) => { now[kinds.indexOf(kind)] += nbytes; total += nbytes; };
+  for (let at = 0; column < columns; at += 1) {
+    for (; column < columns && at >= ends(column); column += 1) { found.push(best); best = { total, values: [...now] }; }
+    if (at === run.length) { while (column < columns) { found.push(best); column += 1; } break; }
+    const [code, whose, , id, ...values] = run.events[at];
+    if (whose !== rank || ![ALLOC, FREE, RETAG].includes(code)) continue;
+    const { nbytes } = run.byId.get(`${rank}/${id}`);
+    if (code !== ALLOC) change(run.kindAt(run.byId.get(`${rank}/${id}`), at), -nbytes);
+    if (code !== FREE) change(run.word(values[code === ALLOC ? 1 : 0]), nbytes);
+    if (total > best.total) best = { total, values: [...now] };
     if (total > peak.total) peak = { total, at: at + 1 };
-  });
-  let last = { total: 0, values: kinds.map(() => 0) };
-  for (let column = 0; column < columns; column += 1) last = found[column] = found[column] || last;
+  }
   return { kinds, columns: found, peak };
-}
-
-// A rank's live bytes on its device after each event.
-function totalsOf(run, rank) {
-  let total = 0;
-  return run.events.map(([code, whose, , id]) => {
-    if (whose === rank && (code === ALLOC || code === FREE)) total += run.byId.get(`${rank}/${id}`).nbytes * (code === ALLOC ? 1 : -1);
-    return total;
-  });
-}
-
-// The curve of a run over another one's moments, at the same unit of the step: of each column the highest moment.
-function curveOf(run, over, rank, columns) {
-  const totals = totalsOf(run, rank);
-  const at = (column) => { const k = Math.round((column * over.length) / columns); return run === over ? k : run.follow(over, k); };
-  return Array.from({ length: columns }, (_, column) => Math.max(...totals.slice(Math.max(0, at(column) - 1), Math.max(at(column), at(column + 1)) || 1)));
 }
 
 // What does not change with the moment: drawn once for a rank, a size and a theme. Beside another run: two curves.
@@ -67,7 +46,8 @@ function drawTrack(run, rank, width, height, prefix, peaks, two) {
   beside(top + h, '0');
   const pair = two && two.info.has(rank) ? [run, two] : [];
   pair.forEach((one, index) => {
-    const curve = curveOf(one, run, rank, columns);
+    const ends = index ? (column) => two.follow(run, ((column + 1) * run.length) / columns) : undefined; // at the same unit of the step
+    const curve = columnsOf(one, rank, columns, ends).columns.map(({ total }) => total);
     const top2 = curve.indexOf(Math.max(...curve));
     root.append(path(`M${curve.map((total, at) => `${f1(left + ((at + 0.5) * w) / columns)},${f1(Y(total))}`).join('L')}`,
       { fill: 'none', stroke: kindColor(index ? 'grad' : 'param'), 'stroke-width': 2.5, 'stroke-dasharray': index ? '7 3' : null }));
@@ -120,8 +100,9 @@ function drawTrack(run, rank, width, height, prefix, peaks, two) {
   beside(callY + 10, 'sends');
   for (const call of run.calls) {
     if (!call.joined.has(rank)) continue;
-    const start = call.joined.get(rank).at;
-    const end = call.ended.has(rank) ? call.ended.get(rank) : start + 1;
+    const sender = call.op === 'send' && call.joined.get(call.group[0]);
+    const start = (sender || call.joined.get(rank)).at; // a posted receive sends nothing
+    const end = call.ended.get(rank) ?? start + 1;
     root.append(titled(nameOf(call), rect(X(start), callY, Math.max(2, X(end) - X(start)), ribbon - 4, { fill: verbColor(call.op) })));
   }
   const label = `Live bytes of rank ${rank} over events${pair.length ? `: ${run.data.name} and ${two.data.name}, at the same unit of the step` : ''}`;

@@ -22,7 +22,7 @@ function sentence(run, k, wide) {
   if (wide && flying) return inFlightSentence(run, flying);
   if (wide && ended) return endedSentence(run, ended);
   const event = run.events[k - 1];
-  if (wide && run.freedAt.has(k)) return freedSentence(run, run.freedAt.get(k));
+  if (wide && run.freedAt.has(k)) return run.freedAt.get(k);
   if (wide && k === run.length && event[0] !== MARK) return 'The record ends here.';
   if (wide && event[0] === MARK) return markSentence(run, event, true);
   if (wide && run.keys.includes(k) && run.scope(event).unit) return `${capital(phaseWord(run.scope(event).phase))}${ofUnit(run.scope(event).unit)} has ended.`;
@@ -57,28 +57,6 @@ function endedSentence(run, [call]) {
   return `${capital(callName(call))}${ofUnit(call.unit)} has ended: ${resultOf(call)}.`;
 }
 
-// What ZeRO is about: copies that ranks free, of which each keeps its own part.
-const PARTS = { 2: 'half', 3: 'third', 4: 'quarter' };
-function freedSentence(run, buffers) {
-  const ranks = buffers.map(({ rank }) => rank);
-  const { stage } = run.info.get(ranks[0]);
-  const all = run.ranks.filter((rank) => run.info.get(rank).stage === stage);
-  const who = all.length === ranks.length ? `Each rank${all.length < run.ranks.length ? ` of pipeline stage ${stage}` : ''}` : capital(ranksText(ranks));
-  const same = buffers.every(({ nbytes }) => nbytes === buffers[0].nbytes);
-  const [one] = buffers;
-  return `${who} ${who.startsWith('Ranks') ? 'free' : 'frees'} ${same ? exact(one.nbytes) : `up to ${exact(Math.max(...buffers.map(({ nbytes }) => nbytes)))}`} of ${freedWhat(run, one)}.`;
-}
-function freedWhat(run, { kind, unit, flat, died }) {
-  const where = run.scope(run.events[died]).unit;
-  const name = flat === undefined || (run.data.units[where] || []).includes(flat) ? where || unit : run.data.flats[flat].name;
-  const state = GATHERED.param.includes(kind) ? 'param' : 'grad';
-  const how = flat === undefined ? null : run.data.flats[flat].states[state];
-  const n = how && !how.whole ? how.parts.length : 1;
-  const even = n > 1 && how.parts.every(([start, stop]) => stop - start === how.parts[0][1]);
-  const keeps = n < 2 ? '' : even ? ` and keeps its ${PARTS[n] || `1/${n}`}` : ' and keeps its own part';
-  return `${name ? `${name}’s ` : ''}${state === 'param' ? 'gathered parameters' : 'whole gradient'}${keeps}`;
-}
-
 const MARKS = { after_init: PHASES.init, end_of_forward: 'forward', end_of_backward: 'backward',
   gradients_upcast: 'casting gradients up', after_step: 'the step', after_save: 'saving' };
 function markSentence(run, event, all) {
@@ -94,11 +72,7 @@ function eventSentence(run, k, event) {
   const what = (one, kind) => `${exact(one.nbytes)} of ${kindWord(kind)}${ofUnit(one.unit)}${whereLies(one)}`;
   switch (code) {
     case ALLOC: case HOST_ALLOC: return `${who} allocates ${what(buffer, buffer.kinds[0][1])}.`;
-    case FREE: case HOST_FREE: {
-      const kind = run.kindAt(buffer, k);
-      const isCopy = buffer.memory === DEVICE && [...GATHERED.param, ...GATHERED.grad].includes(kind);
-      return `${who} frees ${isCopy ? `${exact(buffer.nbytes)} of ${freedWhat(run, { ...buffer, kind })}` : what(buffer, kind)}.`;
-    }
+    case FREE: case HOST_FREE: return `${who} frees ${run.freed.get(k - 1) || what(buffer, run.kindAt(buffer, k))}.`;
     case RETAG: return `${who} keeps ${exact(buffer.nbytes)} as ${kindWord(run.word(values[1]))}${ofUnit(buffer.unit)}.`;
     case KERNEL: return `${who} computes ${run.word(values[0])}${values[1] ? `: ${count(values[1], 'flop')}` : ''}.`;
     case LAUNCH: {
