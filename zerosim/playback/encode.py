@@ -8,13 +8,11 @@ allocator's addresses and a memory pool's reports.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zerosim.analysis.checks import checks
 from zerosim.config import RunConfig
-from zerosim.device.device import Kind
 from zerosim.device.events import (
     Alloc,
     Copy,
@@ -35,7 +33,8 @@ from zerosim.placement.memories import DEVICE
 from zerosim.playback.flats import axes_of, flat_data, flat_of, groups_of, units_of
 from zerosim.playback.frees import Frees
 from zerosim.playback.looks import looks
-from zerosim.playback.order import call_of, in_order
+from zerosim.playback.order import call_of, in_order, steps_of
+from zerosim.playback.passing import Passing
 from zerosim.playback.pieces import Joined
 from zerosim.playback.record import Line, Recorded
 from zerosim.playback.volume import volume_of
@@ -56,7 +55,6 @@ EVENTS = (
 )  # fmt: skip
 """The kinds of events, by their first number."""
 SMALLER = "leave out ZeRO stages, ranks, layers or microbatches"
-_PASSING = (Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.KEPT, Kind.TEMP, Kind.COMM)
 _FAR_TOO_MANY = 700_000  # events: more than any page could hold
 
 
@@ -129,12 +127,10 @@ class _Run:
         self._names: dict[tuple[int, int], str] = {}  # of buffers, by rank and id
         self.flat_of: dict[str, int] = {}  # of buffers in units with several flats, by rank and id
         self._flats = [*self.result.layout.flats]
-        self._passing: dict[tuple[int, int], tuple[str, int]] = {}  # units and bytes, by rank and id
-        self._sums, self.most_passing = Counter[tuple[int, str]](), 1
         self._places = {name: place for place, name in enumerate(self.result.layout.flats)}
         self._units, self._row = units_of(self.result.config), self.result.config.model.moved_row
         self.joined, self.hops = Joined(self.result.layout, self._units), _Table()
-        self.frees = Frees(self.result.layout, self._units, self.result.ran)
+        self.frees, self.passing = Frees(self.result.layout, self._units, self.result.ran), Passing()
         self.row_of: dict[int, int] = {}  # the bytes of a row that travels, by call
         for rank in self.result.ran:
             for event in self.result.events[rank]:
@@ -170,7 +166,7 @@ class _Run:
             "words": self.words.values,
             "scopes": [list(scope) for scope in self.scopes.values],
             "calls": [[*call[:3], list(call[3]), *call[4:]] for call in self.calls.values],
-            "most_passing": self.most_passing,
+            "most_passing": self.passing.most,
             "hops": [list(hops) for hops in self.hops.values],
             "travels": travels,
             "frees": self.frees.groups(),
@@ -205,7 +201,7 @@ class _Run:
         }
 
     def _events(self) -> Iterator[tuple[list[Any], Line | None]]:
-        records = {rank: _steps_of(self.result.events[rank]) for rank in self.result.ran}
+        records = {rank: steps_of(self.result.events[rank]) for rank in self.result.ran}
         lines, opens, count = self.recorded.lines, self._opens, 0
         for rank, number in in_order(records):
             values = self._event(rank, records[rank][number])
@@ -222,14 +218,7 @@ class _Run:
         """Read the page's event number `at` for what happens between events."""
         place = self.flat_of.get(f"{rank}/{event.id}") if isinstance(event, Alloc) else None
         self.frees.add(at, rank, event, None if place is None else self._flats[place])
-        unit = event.scope.unit
-        if isinstance(event, Alloc) and event.memory == DEVICE and event.kind in _PASSING:
-            self._passing[rank, event.id] = unit, event.nbytes
-            self._sums[rank, unit] += event.nbytes
-            self.most_passing = max(self.most_passing, self._sums[rank, unit])
-        elif isinstance(event, Free) and event.memory == DEVICE and (rank, event.id) in self._passing:
-            unit, nbytes = self._passing.pop((rank, event.id))
-            self._sums[rank, unit] -= nbytes
+        self.passing.add(rank, event)
 
     def _event(self, rank: int, event: Event) -> list[Any] | None:
         """Return an event's kind and its values after rank and scope; None for an event that the page leaves out."""
@@ -269,14 +258,3 @@ class _Run:
                 return ["copy", word(event.source), word(event.target), event.nbytes, word(event.purpose), event.work]
             case _:
                 return None
-
-
-def _steps_of(events: Sequence[Event]) -> Sequence[Event]:
-    """Return a record up to the end of its last step, which may have failed. Buffers freed when the program ends are
-    left out."""
-    last = max((at for at, event in enumerate(events) if isinstance(event, Mark)), default=len(events) - 1)
-    later = (at for at, event in enumerate(events) if event.scope.step > events[last].scope.step)
-    last = max((last, *later))
-    while last + 1 < len(events) and events[last + 1].scope.step == events[last].scope.step:
-        last += 1
-    return events[: last + 1]

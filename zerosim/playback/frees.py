@@ -53,7 +53,10 @@ class Frees:
     def groups(self) -> list[tuple[list[int], str, list[str]]]:
         """Return the frees that belong together: the events of all ranks that free a unit's copy, a sentence for them
         together, and what each of the events frees."""
-        return [([at for at, *_ in group], self._sentence(group), [what for *_, what in group]) for group in self._found.values()]
+        return [
+            ([at for at, *_ in group], self._sentence(group), [what for *_, what in group])
+            for group in self._found.values()
+        ]
 
     def _free(self, at: int, rank: int, event: Free, copy: _Copy) -> None:
         state = COPIES[copy.kind]

@@ -56,3 +56,14 @@ def _needed(call: Call, rank: int) -> set[int]:
     """Return the ranks that must join before this rank goes on: all members, or a message's sender."""
     op, _, group, _ = call
     return {group[0]} if op == "send" else set(group)
+
+
+def steps_of(events: Sequence[Event]) -> Sequence[Event]:
+    """Return a record up to the end of its last step, which may have failed. Buffers freed when the program ends are
+    left out."""
+    last = max((at for at, event in enumerate(events) if isinstance(event, Mark)), default=len(events) - 1)
+    later = (at for at, event in enumerate(events) if event.scope.step > events[last].scope.step)
+    last = max((last, *later))
+    while last + 1 < len(events) and events[last + 1].scope.step == events[last].scope.step:
+        last += 1
+    return events[: last + 1]

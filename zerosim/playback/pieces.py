@@ -39,7 +39,9 @@ def hops(op: str, algorithm: str, n: int, root: int = 0) -> list[Hop]:
         case "all_gather":
             return [Hop(0, at, to, at) for at in members for to in members if to != at]
         case "reduce_scatter" if ring:
-            return [Hop(step, at, (at + 1) % n, (at - 1 - step) % n, step + 1) for step in range(last) for at in members]
+            return [
+                Hop(step, at, (at + 1) % n, (at - 1 - step) % n, step + 1) for step in range(last) for at in members
+            ]
         case "reduce_scatter":
             return [Hop(0, at, to, to) for at in members for to in members if to != at]
         case "all_reduce":

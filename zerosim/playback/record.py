@@ -46,9 +46,9 @@ class Line(NamedTuple):
 class Recorded:
     """A result that kept its events and, if the run was recorded here, by rank the line that led to each event.
 
-    A gathered parameter or a whole gradient has the line of the ZeRO stage in whose call it was freed. Python frees other
-    buffers when no name refers to them: their events have None. `name`: the run's name on the page, in place of its ZeRO
-    stage. `limit`: the device's bytes, a line on the page.
+    A gathered parameter or a whole gradient has the line of the ZeRO stage in whose call it was freed. Python frees
+    other buffers when no name refers to them: their events have None. `name`: the run's name on the page, in place of
+    its ZeRO stage. `limit`: the device's bytes, a line on the page.
     """
 
     result: RunResult

@@ -18,17 +18,18 @@ function travel(run, before, after, old, now, speed) {
     const adds = state === 'grad' && (calls.every((call) => call.op !== 'all_reduce') || round < rounds / 2);
     const kind = GATHERED[state].find((name) => run.data.words.includes(name)) || state;
     const [x, y, w, h] = target;
-    const piece = svg('g', { class: 'flight', opacity: 0, 'data-hop': [round, from, to, flat, chunk].join(' ') }, area(kind, x, y, Math.max(w, 8), h, 'h0'));
-    if (adds) piece.append(text(x + w / 2, y - 3, parts > 1 ? `Σ ${parts}` : '+', { size: 13, weight: 700, anchor: 'middle', halo: ink.background }));
+    const label = !adds ? letterOf(kind) : parts > 1 ? `Σ${parts}` : '+';
+    const piece = svg('g', { class: 'flight', opacity: 0, 'data-hop': [round, from, to, flat, chunk].join(' ') }, rect(x, y, Math.max(w, 8), h, { fill: kindColor(kind), stroke: ink.background }),
+      w < 20 && !adds ? null : text(x + w / 2, w < 20 ? y - 2 : y + h / 2 + 4.5, label, { size: 12, weight: 700, anchor: 'middle', fillColor: w < 20 ? ink.text : inkOn(kindColor(kind)), halo: w < 20 && ink.background }));
     layer.append(piece);
     const away = `translate(${f1(source[0] - x)}px, ${f1(source[1] - y)}px)`;
     piece.animate([{ transform: away, opacity: 0 }, { transform: away, opacity: 1, offset: 0.1 }, { transform: 'none', opacity: 1, offset: 0.85 }, { transform: 'none', opacity: 1 }],
       { duration: each, delay: round * each, fill: adds ? 'backwards' : 'both', easing: 'ease-in-out' });
     const row = run.data.flats[flat].name;
     now.querySelectorAll(`[data-pick^="b${to}."]`).forEach((raised) => { if (raised.getAttribute('aria-label').startsWith(`${row}:`)) hidden.add(raised); });
-    if (state === 'grad') hidden.add(now.querySelector(`[data-pick="s${to}.${flat}.grad.${chunk}"]`));
   }
-  hidden.forEach((one) => one.animate([{ opacity: 0.12 }, { opacity: 0.12 }], { duration: rounds * each }));
+  const dim = pieces[0]?.state === 'grad' ? 0.4 : 0.12; // whole gradients stay until they are freed
+  hidden.forEach((one) => one.animate([{ opacity: dim }, { opacity: dim }], { duration: rounds * each }));
   const ids = new Set([...now.querySelectorAll('[data-pick^=b]')].map((one) => one.getAttribute('data-pick')));
   if (old) {
     for (const one of old.querySelectorAll('[data-pick^=b]')) {
