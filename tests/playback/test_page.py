@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +71,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         data = encode(*(record(RunConfig(**{**SMALL, **run})) for run in runs))
         found[name].write_text(page(data), "utf-8")
     return found
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(chromium: Browser) -> Iterator[Browser]:
-    """At rest: the size of a projector, a light page, no error so far; after the test there is none either."""
-    chromium.errors.clear()
-    chromium.size(1280, 720)
-    chromium.media(prefers_color_scheme="light", prefers_reduced_motion="reduce")
-    yield chromium
-    assert not chromium.errors
 
 
 def test_every_page_agrees_with_the_ledgers_and_asks_for_nothing(browser: Browser, files: dict[str, Path]) -> None:

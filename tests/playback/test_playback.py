@@ -248,6 +248,29 @@ def test_step_writes_a_page_of_several_stages(tmp_path: Path, capsys: pytest.Cap
     assert file.read_text("utf-8").startswith("<!doctype html>")
 
 
+def data_of(path: Path) -> dict[str, Any]:
+    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_a_pages_own_model_is_small_and_a_flag_keeps_the_runs(tmp_path: Path) -> None:
+    """Its gathered parameters are seen: a block's are at least a tenth of the peak."""
+    file, found = tmp_path / "step.html", []
+    for words in ([], ["--model", "gpt"], ["--layers", "3"], ["--collective", "direct", "--device-memory", "1MB"]):
+        assert main(["step", "--html", str(file), "--ranks", "4", *words]) == 0
+        found.append(data_of(file)["runs"][0])
+    assert [sum(unit.startswith("h.") for unit in run["units"]) for run in found] == [2, 4, 3, 2]
+    assert [{call[-1] for call in run["calls"]} for run in found] == [{"ring"}] * 3 + [{"direct"}]
+    assert [run["limit"] for run in found] == [None, None, None, 10**6]
+    assert any(
+        events and 10 * int(what.split()[0].replace(",", "")) >= found[0]["ranks"][0]["peak"]
+        for events, _, (what, *_) in found[0]["frees"]
+    )
+    assert found[0]["most_passing"] < found[1]["most_passing"] / 8
+
+
 def test_plan_writes_a_page_beside_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.html"
     assert main(["plan", "--html", str(file), "--stage", "3", "--model", "gpt2", "--layers", "2", "--ranks", "64"]) == 0
@@ -265,6 +288,8 @@ def test_plan_writes_a_page_beside_its_tables(tmp_path: Path, capsys: pytest.Cap
         (["step", "--stages", "1,2"], "pass --html OUT.html too"),
         (["step", "--html", "x.html", "--stages", "1", "--stage", "2"], "both given: choose one"),
         (["step", "--html", "x.html", "--world", "mpi"], "the player records threads"),
+        (["step", "--device-memory", "1MB"], "--device-memory: pass --html OUT.html too"),
+        (["step", "--html", "x.html", "--device-memory", "much"], "--device-memory"),
         (["plan", "--html", "x.html", "--model", "gpt2-xl", "--accumulate", "512"], "leave out"),
     ],
 )

@@ -106,7 +106,12 @@ class Joined:
         fit = [name for name, size in sizes.items() if size == launch.payload_bytes]
         alike = self._alike.get(self._likeness(launch), [])
         if len(fit) == len(alike) and call in alike:
-            return [fit[alike.index(call)]]
+            last_first = launch.op in (
+                "reduce_scatter",
+                "all_reduce",
+                "reduce",
+            )  # backward goes through units in reverse
+            return [fit[::-1][alike.index(call)] if last_first else fit[alike.index(call)]]
         return names if not fit and sum(sizes.values()) == launch.payload_bytes else []
 
     def _parts(self, name: str, state: str) -> list[int]:

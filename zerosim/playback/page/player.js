@@ -108,7 +108,7 @@ function start() {
   // lecture view a window's height LINES.
   function measure() {
     root.classList.toggle('lecture', state.lecture);
-    const stacked = !state.lecture && getComputedStyle(main).getPropertyValue('--stacked').trim() === '1';
+    const stacked = getComputedStyle(main).getPropertyValue('--stacked').trim() === '1';
     const scale = state.lecture ? innerHeight / LINES : parseFloat(getComputedStyle(root).fontSize) / 16;
     room = { stacked, scale, space: { width: (parts.world.clientWidth - 4) / scale, height: stacked ? 0 : (parts.world.clientHeight - 6) / scale },
       band: { width: Math.max(200, parts.track.clientWidth / scale), height: Math.max(110, parts.track.clientHeight / scale) } };
@@ -142,6 +142,7 @@ function start() {
     const lent = shownUnit && !one.data.flats[shownUnit.flat].name.startsWith(shownUnit.unit) ? ` (uses ${one.data.flats[shownUnit.flat].name}’s)` : '';
     parts.title.textContent = one.data.about + (shownUnit ? `: ${shownUnit.unit}${lent}` : '');
     parts.sub.textContent = `${one.data.model} · Ψ = ${num(one.data.parameters)} parameters in ${one.data.dtype} · ${count(Object.keys(one.data.units).length, 'unit')} over ${count(one.data.flats.length, 'flat buffer')}`;
+    parts.sub.title = parts.sub.textContent;
     parts.play.querySelector('path').setAttribute('d', state.playing ? PAUSE : PLAY);
     parts.lecture.setAttribute('aria-pressed', state.lecture);
     parts.play.setAttribute('aria-label', state.playing ? 'Pause' : 'Play');
@@ -166,7 +167,7 @@ function start() {
     const most = Math.max(...shown.map((each) => each.most));
     const k2 = shown.length > 1 ? two.follow(one, state.k) : 0;
     const across = shown.length > 1 && !stacked ? (space.width - 24) / 2 : space.width;
-    parts.world.replaceChildren(...shown.map((each, index) => sized((state.lecture ? drawLecture : drawWorld)(each, index ? k2 : state.k, { width: Math.max(200, across), height: space.height, most,
+    parts.world.replaceChildren(...shown.map((each, index) => sized((state.lecture ? drawLecture : drawWorld)(each, index ? k2 : state.k, { width: state.lecture ? across : Math.max(200, across), height: space.height, most,
       prefix: `h${index}`, title: shown.length > 1 ? each.data.about : '', pick: index ? () => {} : pick, chosen: index ? {} : { ...state.chosen, rank: state.rank } }))));
     // The column beside it.
     const buffers = one.live(state.k).get(state.rank);

@@ -276,8 +276,8 @@ function drawStrip(run, k, rank, row, state, buffers, { x, y, w, h }, { prefix, 
     const lift = Math.min(h > 20 ? 6 : 4, h / 4);
     const kind = gathered[0].kind;
     const raised = pickable(`b${rank}.${gathered[0].id}`, `${flat.name}: ${kindWord(kind)}${coming ? ', on their way' : ''}`, () => pick({ buffer: gathered[0].whole }));
-    raised.append(rect(x + 1.5, y + 1.5 - lift, w, h - 1, { fill: '#000', 'fill-opacity': 0.28, rx: 2 }));
-    if (coming) raised.append(rect(x - 1, y - lift, w, h - 1, { fill: ink.background, stroke: kindColor(kind), 'stroke-width': 1.5, 'stroke-dasharray': '4 3', rx: 2 }));
+    if (!coming) raised.append(rect(x + 1.5, y + 1.5 - lift, w, h - 1, { fill: '#000', 'fill-opacity': 0.28, rx: 2 }));
+    if (coming) raised.append(rect(x - 1, y - lift, w, h - 1, { fill: 'transparent', stroke: kindColor(kind), 'stroke-width': 1.5, 'stroke-dasharray': '4 3', rx: 2 }));
     else {
       parts.forEach(([start, stop]) => {
         if (stop > start) raised.append(...area(kind, x - 1 + (w * start) / whole, y - lift, (w * (stop - start)) / whole - 0.6, h - 1, prefix));
@@ -297,7 +297,7 @@ function ownerOf(run, rank, axes, shard) {
   return run.info.has(found) ? found : `with index ${shard}`;
 }
 
-// A collective: its members' cards have its colour, and arrows go to the middle of the group and back.
+// A collective: its members' cards have its colour, and a pill between them its name and bytes.
 function drawCall(run, k, call, boxes, spots, pick, below) {
   const members = call.group.filter((rank) => boxes.has(rank));
   const color = verbColor(call.op);
@@ -327,8 +327,7 @@ function drawCall(run, k, call, boxes, spots, pick, below) {
     const box = boxes.get(rank);
     const here = joined.includes(rank);
     group.append(rect(box.x, box.y, box.w, box.h, { rx: 6, fill: 'none', class: here ? 'flow' : null, stroke: here ? color : ink.muted, 'stroke-width': here ? 3.5 : 1.5, 'stroke-dasharray': here ? '9 5' : '2 5', 'pointer-events': 'none' }));
-    const [cx, cy] = [clamp(mx, box.x + 46, box.x + box.w - 46), clamp(my, box.y + 30, box.y + box.h - 30)];
-    if (here && !below && Math.hypot(cx - mx, cy - my) > 24) group.append(arrow(mx, my, cx, cy, color));
+    const cy = clamp(my, box.y + 30, box.y + box.h - 30);
     if (here && !same) {
       const { sent, received } = call.joined.get(rank);
       const parts = [sent ? `↑ ${run.load(call, sent, bytes)}` : '', received ? `↓ ${run.load(call, received, bytes)}` : ''].filter(Boolean).join(' ');
