@@ -308,15 +308,15 @@ def test_still_where_motion_is_reduced_and_whole_in_print(browser: Browser, file
 
 
 def test_a_page_of_another_version_says_so(browser: Browser, files: dict[str, Path], tmp_path: Path) -> None:
-    text = files["mesh"].read_text("utf-8").replace('"version":2', '"version":3')
+    text = files["mesh"].read_text("utf-8").replace('"version":3', '"version":4')
     path = tmp_path / "later.html"
     path.write_text(text, "utf-8")
     browser.call("Page.navigate", url=path.as_uri())
     for _ in range(100):
         said = browser.eval("document.querySelector('main')?.textContent ?? ''")
-        if "version 3" in said:
+        if "version 4" in said:
             break
-    assert "its player reads version 2" in said
+    assert "its player reads version 3" in said
 
 
 def test_it_opens_at_the_moment_that_its_data_name(browser: Browser, tmp_path: Path) -> None:

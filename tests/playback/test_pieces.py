@@ -115,7 +115,7 @@ def test_who_frees_what() -> None:
     piped = run_of(stage=2, ranks=4, pp=2, accumulate=2, tie_embeddings=False)["frees"]
     assert {sentence[:33] for _, sentence, _ in piped} == {f"Each rank of pipeline stage {at} fre" for at in (0, 1)}
     owner = run_of(stage=3, ranks=4, partition="owner")["frees"]
-    assert any("keeps its own part" in sentence for _, sentence, _ in owner)
+    assert any("keeps its local shard" in sentence for _, sentence, _ in owner)
     (planned,) = encode(Recorded(plan(RunConfig(stage=3, ranks=4, **SMALL), keep_events=True)))["runs"]
     assert len(planned["frees"]) == len(run_of(stage=3, ranks=4)["frees"])
     assert planned["lines"] == []

@@ -315,7 +315,7 @@ def test_a_run_too_large_says_what_to_leave_out() -> None:
 
 def test_data_of_another_schema_are_refused() -> None:
     data = encode(recorded(stage=3, ranks=2))
-    with pytest.raises(InputError, match="version 1 of zerosim-player: expected version 2"):
+    with pytest.raises(InputError, match="version 1 of zerosim-player: expected version 3"):
         decode({**data, "version": 1})
     result = recorded(stage=3, ranks=2).result
     with pytest.raises(InputError, match="schema 2: expected 'zerosim-player'"):

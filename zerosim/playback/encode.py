@@ -46,7 +46,7 @@ from zerosim.version import __version__
 
 Data = dict[str, Any]
 
-SCHEMA, VERSION = "zerosim-player", 2
+SCHEMA, VERSION = "zerosim-player", 3
 MOST_BYTES = 2_000_000
 """The largest page's data, as JSON."""
 EVENTS = (

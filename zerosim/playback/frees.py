@@ -1,6 +1,6 @@
 """The moments at which ranks free gathered parameters and whole gradients, with a sentence for each.
 
-ZeRO is about these copies: every rank frees its copy, and keeps its own part. A copy that another one of the same
+ZeRO is about these copies: every rank frees its copy, and keeps its local shard. A copy that another one of the same
 buffer outlives is left out: of two uses' gradients Python frees the second when it has been added to the first.
 """
 
@@ -66,7 +66,7 @@ class Frees:
             return
         stage = self.layout.mesh.index(rank, "pp")
         sizes = [part.stop - part.start for part in self.layout.parts(stage, copy.flat, state)]
-        share = _PARTS.get(len(sizes), f"1/{len(sizes)}") if len({*sizes}) == 1 else "own part"
+        share = _PARTS.get(len(sizes), f"1/{len(sizes)}") if len({*sizes}) == 1 else "local shard"
         unit = event.scope.unit if copy.flat in self.units.get(event.scope.unit, ()) else copy.flat
         what = f"{copy.nbytes:,} B of {unit}'s {_WORDS[state]}" + (f" and keeps its {share}" if len(sizes) > 1 else "")
         own = (rank, copy.kind, copy.unit, copy.flat)

@@ -1,7 +1,7 @@
 // The page's data, and small helpers: elements, numbers in words, colours.
 
 const DATA = JSON.parse(document.getElementById('data').textContent);
-const SCHEMA = 'zerosim-player', VERSION = 2;
+const SCHEMA = 'zerosim-player', VERSION = 3;
 const DEVICE = 'device';
 const MEMORIES = { device: 'on the device', host: 'in host memory', nvme: 'on NVMe' };
 const [ALLOC, FREE, RETAG, KERNEL, LAUNCH, WAIT, MESSAGE, MARK, COPY, HOST_ALLOC, HOST_FREE] = Array(11).keys(); // kinds of events
