@@ -47,7 +47,7 @@ PLAYERS = {
         "A step of data parallelism: each all-reduce goes round a ring.",
         dict(stage=0, collective="ring"),
     ),
-    "06_zero3": ("A step of ZeRO-3: gathered, used, freed.", dict(stage=3)),
+    "06_zero3": ("A step of ZeRO-3: gathered, used, freed.", dict(stage=3, collective="ring")),
 }
 """By lesson, what its page plays beside the text, and the run."""
 _FRAME = """\

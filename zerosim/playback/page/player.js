@@ -46,6 +46,7 @@ function start() {
     if (state.question && state.question.at !== target) state.question = null;
     const old = [...parts.world.children];
     render();
+    if (moves) fit(); // now, for a later change would end the motion
     if (!moves || still.matches || before >= target) return 0;
     return Math.max(0, ...[...parts.world.children].map((now, index) => {
       const [one, each] = [index ? other() : run(), (k) => (index ? other().follow(run(), k) : k)];
@@ -113,6 +114,12 @@ function start() {
     room = { stacked, scale, space: { width: (parts.world.clientWidth - 4) / scale, height: stacked ? 0 : (parts.world.clientHeight - 6) / scale },
       band: { width: Math.max(200, parts.track.clientWidth / scale), height: Math.max(110, parts.track.clientHeight / scale) } };
   }
+  // Draw anew where words changed the room.
+  function fit() {
+    const before = JSON.stringify(room);
+    measure();
+    if (JSON.stringify(room) !== before) render();
+  }
   function sized(picture) {
     ['width', 'height'].forEach((name) => picture.setAttribute(name, f1(picture.getAttribute(name) * room.scale)));
     return picture;
@@ -121,8 +128,7 @@ function start() {
     Object.assign(state, { lecture: !state.lecture, beside: -1, chosen: {}, by: 'collectives' });
     measure();
     render();
-    measure(); // with the words in place
-    render();
+    fit();
   }
   function render() {
     if (state.lecture) state.beside = -1;
@@ -317,16 +323,16 @@ function start() {
   };
   parts.track.addEventListener('pointerdown', (event) => { parts.track.setPointerCapture(event.pointerId); drag(event); });
   parts.track.addEventListener('pointermove', drag);
-  addEventListener('hashchange', () => { if (location.hash !== kept) { recall(); measure(); render(); measure(); render(); } });
+  addEventListener('hashchange', () => { if (location.hash !== kept) { recall(); measure(); render(); fit(); } });
   dark.addEventListener('change', render);
   addEventListener('beforeprint', () => { state.printing = true; render(); });
   addEventListener('afterprint', () => { state.printing = false; render(); });
-  const resized = new ResizeObserver(() => { const before = JSON.stringify(room); measure(); if (JSON.stringify(room) !== before) render(); });
+  const resized = new ResizeObserver(fit);
   [main, parts.world, parts.track].forEach((part) => resized.observe(part));
 
   recall();
   measure();
   render();
-  measure(); // with the words in place
+  fit();
   setTimeout(() => { root.dataset.agrees = runs.every((one) => one.agrees()); render(); root.dataset.ready = 'true'; });
 }
