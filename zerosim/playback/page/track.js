@@ -2,8 +2,9 @@
 
 const TRACK = { left: 62, right: 14, top: 22, ribbon: 17 };
 
-// Of each column, whose moments end at `ends`, the moment with the most bytes, as bytes by kind.
-function columnsOf(run, rank, columns, ends = (column) => ((column + 1) * run.length) / columns) {
+// Of each column, whose moments end at `endOf`, the moment with the most bytes, as bytes by kind.
+function columnsOf(run, rank, columns, endOf = (column) => ((column + 1) * run.length) / columns) {
+  const ends = Array.from({ length: columns }, (_, column) => endOf(column));
   const kinds = Object.keys(DATA.kinds);
   const now = kinds.map(() => 0);
   let [total, column] = [0, 0];
@@ -12,7 +13,7 @@ function columnsOf(run, rank, columns, ends = (column) => ((column + 1) * run.le
   const found = [];
   const change = (kind, nbytes) => { now[kinds.indexOf(kind)] += nbytes; total += nbytes; };
   for (let at = 0; column < columns; at += 1) {
-    for (; column < columns && at >= ends(column); column += 1) { found.push(best); best = { total, values: [...now] }; }
+    for (; column < columns && at >= ends[column]; column += 1) { found.push(best); best = { total, values: [...now] }; }
     if (at === run.length) { while (column < columns) { found.push(best); column += 1; } break; }
     const [code, whose, , id, ...values] = run.events[at];
     if (whose !== rank || ![ALLOC, FREE, RETAG].includes(code)) continue;
@@ -46,8 +47,8 @@ function drawTrack(run, rank, width, height, prefix, peaks, two) {
   beside(top + h, '0');
   const pair = two && two.info.has(rank) ? [run, two] : [];
   pair.forEach((one, index) => {
-    const ends = index ? (column) => two.follow(run, ((column + 1) * run.length) / columns) : undefined; // at the same unit of the step
-    const curve = columnsOf(one, rank, columns, ends).columns.map(({ total }) => total);
+    const endOf = index ? (column) => two.follow(run, ((column + 1) * run.length) / columns) : undefined; // at the same unit of the step
+    const curve = columnsOf(one, rank, columns, endOf).columns.map(({ total }) => total);
     const top2 = curve.indexOf(Math.max(...curve));
     root.append(path(`M${curve.map((total, at) => `${f1(left + ((at + 0.5) * w) / columns)},${f1(Y(total))}`).join('L')}`,
       { fill: 'none', stroke: kindColor(index ? 'grad' : 'param'), 'stroke-width': 2.5, 'stroke-dasharray': index ? '7 3' : null }));
