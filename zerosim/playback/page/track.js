@@ -57,7 +57,7 @@ function drawTrack(run, rank, width, height, prefix, peaks, two) {
       { size: 12, weight: 700, anchor: 'middle', halo: ink.background }));
   });
   if (limit && limit <= most) root.append(path(`M${left},${f1(Y(limit))}h${w}`, { stroke: ink.text, 'stroke-width': 2, 'stroke-dasharray': '2 3', fill: 'none' }));
-  if (limit) root.append(text(left + w - 4, limit <= most ? Y(limit) + 13 : 13, `the device has ${bytes(limit)}${limit <= most ? '' : ', above this axis'}`, { size: 12, anchor: 'end', halo: ink.background }));
+  if (limit) root.append(text(left + 4, limit <= most ? Y(limit) + 13 : top + 13, `the device has ${bytes(limit)}${limit <= most ? '' : ', above this axis'}`, { size: 12, halo: ink.background }));
   const lower = new Array(columns).fill(0);
   (pair.length ? [] : kinds).forEach((kind, index) => {
     if (!values.some((column) => column.values[index])) return;

@@ -16,7 +16,7 @@ function travel(run, before, after, old, now, speed) {
   const hidden = new Set();
   for (const { round, from, to, flat, state, chunk, parts, source, target } of pieces) {
     const adds = state === 'grad' && (calls.every((call) => call.op !== 'all_reduce') || round < rounds / 2);
-    const kind = GATHERED[state].find((name) => run.data.words.includes(name)) || state;
+    const kind = run.data.flats[flat].states[state]?.whole ? state : GATHERED[state].find((name) => run.data.words.includes(name)) || state;
     const [x, y, w, h] = target;
     const label = !adds ? letterOf(kind) : parts > 1 ? `Σ${parts}` : '+';
     const piece = svg('g', { class: 'flight', opacity: 0, 'data-hop': [round, from, to, flat, chunk].join(' ') }, rect(x, y, Math.max(w, 8), h, { fill: kindColor(kind), stroke: ink.background }),
