@@ -53,6 +53,7 @@ VERBS = {
     "convert": "a checkpoint of one framework as another's: weights, optimizer states and the step",
     "zoo": "the models, GPUs and recipes that are known by name",
     "doctor": "this machine's backends, GPUs, MPI and BLAS, and the install command for each missing part",
+    "lecture": "a lecture on ZeRO in a folder: slides with counted figures, a player, a calculator, handouts",
     "course": "the course's notebooks, scenarios and exercises in a folder of your own; --check runs them",
     "homework": "an exercise as a file to start from: its text, its imports and the code to fill in",
     "grade": "grade the answers in a script or notebook: a failure names the rank, the event and the buffers",

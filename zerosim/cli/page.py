@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from zerosim.cli.outputs import Output, written
@@ -61,7 +61,12 @@ def config_of(values: Mapping[str, int | str | bool]) -> RunConfig:
     words = ["--gpu", "h100-80"]
     for name, value in values.items():
         words += [flag_of(name)] if value is True else [flag_of(name), str(value)]
-    return planned_config(_plan_parser().parse(words))
+    return config_of_words(words)
+
+
+def config_of_words(words: Sequence[str]) -> RunConfig:
+    """Return the configuration of `zerosim plan` with these words."""
+    return planned_config(_plan_parser().parse(list(words)))
 
 
 @cache

@@ -1,0 +1,108 @@
+"""The pieces of a slide, as HTML: bytes with their exact number, bars, pictures, options, a count to guess."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from zerosim.report.names import KIND_WORDS
+from zerosim.units import format_bytes
+
+SvgOf = Callable[[str, str], str]
+"""Returns the SVG of a picture: by the words after `zerosim plot`, and a theme."""
+STATES = ("param", "grad", "optim")
+
+
+class Bar(NamedTuple):
+    """A labelled bar: its parts, each a colour's name and bytes, and words behind the total."""
+
+    label: str
+    parts: Sequence[tuple[str, int]]
+    more: str = ""
+
+
+def size(nbytes: int) -> str:
+    """Return bytes for readers, with the exact number for programs."""
+    return f'<data value="{nbytes}">{format_bytes(nbytes)}</data>'
+
+
+def of_kinds(by_kind: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(kind, by_kind.get(kind, 0)) for kind in STATES]
+
+
+def bars(rows: Sequence[Bar], *, limit: tuple[str, int] = ("", 0), key: Iterable[str] = STATES) -> str:
+    """Draw bars on one scale, with a key of their kinds and a device's limit as a line."""
+    most = max(limit[1], *(sum(nbytes for _, nbytes in row.parts) for row in rows))
+    lines = []
+    for row in rows:
+        at, parts = 0.0, ""
+        for kind, nbytes in row.parts:
+            width = 1000 * nbytes / most
+            parts += f'<rect class="{kind}" x="{at:.2f}" width="{width:.2f}" height="10"/>'
+            at += width
+        if limit[1]:
+            place = 1000 * limit[1] / most
+            parts += f'<path class="limit" d="M{place:.2f} 0V10" vector-effect="non-scaling-stroke"/>'
+        total = size(sum(nbytes for _, nbytes in row.parts))
+        lines.append(
+            f'<div class="bar"><span>{row.label}</span><svg viewBox="0 0 1000 10" preserveAspectRatio="none" '
+            f'aria-hidden="true"><rect class="ground" width="1000" height="10"/>{parts}</svg>'
+            f"<b>{total}</b><span>{row.more}</span></div>"
+        )
+    names = "".join(f'<li class="{kind}">{KIND_WORDS.get(kind, kind.replace("_", "-"))}</li>' for kind in key)
+    line = f'<li class="limit">{limit[0]}: {size(limit[1])}</li>' if limit[1] else ""
+    return f'<div class="bars n{len(rows)}">{"".join(lines)}</div><ul class="key">{names}{line}</ul>'
+
+
+def picture(svg_of: SvgOf, words: str) -> str:
+    """Show a picture of `zerosim plot` in both themes, without its own title: the slide has one."""
+    shown = []
+    for theme in ("light", "dark"):
+        svg = svg_of(words, theme)
+        alt = svg.split("<desc>")[1].split("</desc>")[0]
+        data = base64.b64encode(untitled(svg).encode()).decode()
+        shown.append(f'<img class="{theme}" alt="{alt}" src="data:image/svg+xml;base64,{data}">')
+    return f'<figure>{"".join(shown)}</figure>'
+
+
+def untitled(svg: str) -> str:
+    """Return a slide's SVG cut off below its title; a moving picture has no such sheet and stays whole."""
+    sheet = 'width="921.6pt" height="518.4pt" viewBox="0 0 921.6 518.4"'
+    return svg.replace(sheet, f'viewBox="0 {TITLE} 921.6 {518.4 - TITLE:g}"', 1)
+
+
+TITLE = 36
+"""Points at the top of a slide's sheet that its title takes."""
+
+
+def options(choices: Sequence[str], right: int, answer: str) -> str:
+    """Ask a question with numbered options. `right` counts from 1; the answer is hidden until a key."""
+    rows = "".join(f'<li{" data-right" * (at == right)}>{text}</li>' for at, text in enumerate(choices, 1))
+    return f'<ol class="options">{rows}</ol>{_hidden(answer)}'
+
+
+def count(unit: str, nbytes: int, answer: str) -> str:
+    """Ask for a count in a unit; the page compares what is typed with the bytes counted."""
+    scale = {"GB": 10**9, "TB": 10**12}[unit]
+    box = f'<input inputmode="decimal" autocomplete="off" size="8" data-scale="{scale}" data-counted="{nbytes}">'
+    return f'<p class="count"><label>The room says {box} {unit}</label></p><p class="said"></p>{_hidden(answer)}'
+
+
+def _hidden(answer: str) -> str:
+    return f'<div class="answer" hidden>{answer}</div>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{one}</th>" for one in head)
+    body = "".join(f"<tr>{''.join(f'<td>{one}</td>' for one in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def said(*sentences: str) -> str:
+    return "".join(f"<p>{one}</p>" for one in sentences)
+
+
+def command(words: str) -> str:
+    return f"<code>zerosim {html.escape(words)}</code>"
