@@ -116,9 +116,7 @@ def _in_flight(run: Data, verb: str, phase: str, unit: str = "") -> int:
 
 def _used(run: Data, unit: str) -> int:
     """Return the moment after the first kernel of a unit's forward."""
-    return next(
-        at for at, _, phase, in_unit, _ in _events(run, "kernel") if (phase, in_unit) == ("forward", unit)
-    )
+    return next(at for at, _, phase, in_unit, _ in _events(run, "kernel") if (phase, in_unit) == ("forward", unit))
 
 
 def _freed(run: Data, unit: str) -> int:

@@ -52,14 +52,16 @@ def deck(show: Show, all_slides: list[Slide]) -> str:
 
 def _section(show: Show, slide: Slide, number: int, of: int) -> str:
     links = "".join(
-        f'<a href="player.html#{address}">{words}</a>' for words, address in (show.moments[one] for one in slide.moments)
+        f'<a href="player.html#{address}">{words}</a>'
+        for words, address in (show.moments[one] for one in slide.moments)
     )
     links = f'<p class="moments">In the player: {links}</p>' if links else ""
     counted = f"<p>Counted by {', '.join(map(command, _grouped(slide.commands)))}.</p>" if slide.commands else ""
     notes = "".join(f"<p>{note}</p>" for note in slide.notes) + counted
     return (
         f'<section class="slide {slide.kind}" id="s{number}" tabindex="-1" aria-label="slide {number} of {of}">'
-        f'<div class="sheet"><h1>{slide.title}</h1><div class="body">{slide.body}</div>{links}</div><aside>{notes}</aside></section>'
+        f'<div class="sheet"><h1>{slide.title}</h1><div class="body">{slide.body}</div>{links}</div>'
+        f"<aside>{notes}</aside></section>"
     )
 
 
@@ -87,16 +89,22 @@ def style() -> str:
     look = looks()
     rules = {
         theme: "".join(f"--{name}: {colour};" for name, colour in look["themes"][theme].items())
-        + "".join(f"--{name}: {paint[theme]};" for part in ("kinds", "verbs") for name, paint in look[part].items() if name)
-        + f"--in-light: {'block' if theme == 'light' else 'none'}; --in-dark: {'none' if theme == 'light' else 'block'};"
-        for theme in ("light", "dark")
+        + "".join(
+            f"--{name}: {paint[theme]};" for part in ("kinds", "verbs") for name, paint in look[part].items() if name
+        )
+        + f"--in-{theme}: block; --in-{other}: none;"
+        for theme, other in (("light", "dark"), ("dark", "light"))
     }
     fills = "".join(
-        f".{name} {{ fill: var(--{name}); --fill: var(--{name}); }}\n" for part in ("kinds", "verbs") for name in look[part] if name
+        f".{name} {{ fill: var(--{name}); --fill: var(--{name}); }}\n"
+        for part in ("kinds", "verbs")
+        for name in look[part]
+        if name
     )
     return (
         f"\n:root {{ {rules['light']} }}\n"
         f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {rules['dark']} }} }}\n"
-        f"@media screen {{ :root[data-theme=dark] {{ {rules['dark']} }} :root[data-theme=light] {{ {rules['light']} }} }}\n"
+        f"@media screen {{ :root[data-theme=dark] {{ {rules['dark']} }} }}\n"
+        f"@media screen {{ :root[data-theme=light] {{ {rules['light']} }} }}\n"
         f"{fills}{read('deck.css')}"
     )

@@ -10,6 +10,7 @@ import ast
 import html
 import json
 import re
+from functools import cache
 from typing import NamedTuple
 
 from zerosim.errors import InputError
@@ -50,11 +51,14 @@ def handouts() -> str:
 
 def _page(lesson: Lesson) -> str:
     exercises = [find_exercise(name) for name in lesson.exercises]
-    parts = [f"<h1>{lesson.number}. {html.escape(_title(lesson))}</h1>", f'<p class="question">{html.escape(lesson.question)}</p>']
+    parts = [
+        f"<h1>{lesson.number}. {html.escape(_title(lesson))}</h1>",
+        f'<p class="question">{html.escape(lesson.question)}</p>',
+    ]
     for one in exercises:
         parts.append(
-            f"<h2>Exercise {one.number}. {html.escape(one.title)} <small>{exercise_minutes(one.name)} minutes</small></h2>"
-            f"<p>{_marked(one.question)}</p>"
+            f"<h2>Exercise {one.number}. {html.escape(one.title)} <small>{exercise_minutes(one.name)} minutes"
+            f"</small></h2><p>{_marked(one.question)}</p>"
         )
         if "NotImplementedError" in one.skeleton:  # else the code is given, with a bug in it
             parts.append(f"<pre>{html.escape(outline(one.skeleton))}</pre>")
@@ -63,7 +67,7 @@ def _page(lesson: Lesson) -> str:
 
 
 def words(lesson: Lesson) -> list[Word]:
-    """Return the words of the API that a lesson's exercises need, the lesson's own first."""
+    """Return the words of the API that a lesson's exercises need."""
     exercises = [find_exercise(name) for name in lesson.exercises]
     texts = " ".join(" ".join((one.skeleton, one.question, *one.hints)) for one in exercises)
     found = _tables(lesson)
@@ -72,7 +76,7 @@ def words(lesson: Lesson) -> list[Word]:
         texts += " rank "
     elif not re.search(r"\bcomm\b", texts):
         return found
-    found += [word for word in _tables(course().lesson(FULL)) if word.is_in(texts)]
+    found = [word for word in _tables(course().lesson(FULL)) if word.is_in(texts)] + found
     shown, kept = set[str](), list[Word]()
     for word in found:
         if not word.names <= shown:
@@ -81,18 +85,21 @@ def words(lesson: Lesson) -> list[Word]:
     return kept
 
 
-def _cells(lesson: Lesson) -> list[str]:
+@cache
+def _cells(lesson: Lesson) -> tuple[str, ...]:
     """Return the texts of a lesson's notebook."""
     path = material("notebooks") / f"{lesson.file}.ipynb"
     if not path.is_file():
         raise InputError(f"{path} is missing: install zerosim again, from a wheel or a whole checkout")
     cells = json.loads(path.read_text("utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    return tuple("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
 def _title(lesson: Lesson) -> str:
     """Return a notebook's title, its first heading."""
-    return next(found[1] for text in _cells(lesson) if (found := re.search(r"^# (?:\d+\.? )?(.*)$", text, re.MULTILINE)))
+    return next(
+        found[1] for text in _cells(lesson) if (found := re.search(r"^# (?:\d+\.? )?(.*)$", text, re.MULTILINE))
+    )
 
 
 def _tables(lesson: Lesson) -> list[Word]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -58,28 +59,41 @@ def bars(rows: Sequence[Bar], *, limit: tuple[str, int] = ("", 0), key: Iterable
 
 def picture(svg_of: SvgOf, words: str) -> str:
     """Show a picture of `zerosim plot` in both themes, without its own title: the slide has one."""
-    shown = []
-    for theme in ("light", "dark"):
-        svg = svg_of(words, theme)
-        alt = svg.split("<desc>")[1].split("</desc>")[0]
+    svgs = {theme: svg_of(words, theme) for theme in ("light", "dark")}
+    if "<pattern" in svgs["light"]:
+        svgs["paper"] = unhatched(svgs["light"])
+    alt = svgs["light"].split("<desc>")[1].split("</desc>")[0]
+    shown = ""
+    for name, svg in svgs.items():
         data = base64.b64encode(untitled(svg).encode()).decode()
-        shown.append(f'<img class="{theme}" alt="{alt}" src="data:image/svg+xml;base64,{data}">')
-    return f'<figure>{"".join(shown)}</figure>'
+        shown += f'<img class="{name}" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{shown}</figure>"
+
+
+def unhatched(svg: str) -> str:
+    """Return a picture in plain colours: a browser prints each hatched area as a large bitmap."""
+    colours = dict(re.findall(r'<pattern id="(\w+)".*?fill="(#\w+)"', svg, re.DOTALL))
+    return re.sub(r"url\(#(\w+)\)", lambda found: colours.get(found[1], found[0]), svg)
 
 
 def untitled(svg: str) -> str:
-    """Return a slide's SVG cut off below its title; a moving picture has no such sheet and stays whole."""
-    sheet = 'width="921.6pt" height="518.4pt" viewBox="0 0 921.6 518.4"'
-    return svg.replace(sheet, f'viewBox="0 {TITLE} 921.6 {518.4 - TITLE:g}"', 1)
+    """Return a picture cut off below its title, at any size."""
+
+    def cut(head: re.Match[str]) -> str:
+        width, height = head[2], float(head[3])
+        return f'{head[1]}viewBox="0 {TITLE} {width} {height - TITLE:g}"'
+
+    svg = re.sub(r'(<svg [^>]*?)viewBox="0 0 ([0-9.]+) ([0-9.]+)"', cut, svg, count=1)
+    return re.sub(r'(<svg [^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
 
 
-TITLE = 36
-"""Points at the top of a slide's sheet that its title takes."""
+TITLE = 34
+"""The height of a picture's title, in the units of its sheet."""
 
 
 def options(choices: Sequence[str], right: int, answer: str) -> str:
     """Ask a question with numbered options. `right` counts from 1; the answer is hidden until a key."""
-    rows = "".join(f'<li{" data-right" * (at == right)}>{text}</li>' for at, text in enumerate(choices, 1))
+    rows = "".join(f"<li{' data-right' * (at == right)}>{text}</li>" for at, text in enumerate(choices, 1))
     return f'<ol class="options">{rows}</ol>{_hidden(answer)}'
 
 

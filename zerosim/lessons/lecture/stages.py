@@ -73,9 +73,10 @@ def opening(show: Show) -> list[Slide]:
         Slide(
             claimed("An all-reduce sends less than 2Ψ, whatever N is", max(ring.values()) < two_psi),
             picture(show.svg_of, "ring")
-            + said(f"Each of 4 GPUs sends {size(ring[4])}, of 16 {size(ring[16])}, of 64 {size(ring[64])}. 2Ψ is {size(two_psi)}."),
-            ("The first half of the ring is a reduce-scatter: each GPU ends with one finished chunk. The second half is "
-             "an all-gather: the finished chunks go round. Each half sends Ψ(N-1)/N.",
+            + said(f"Each of 4 GPUs sends {size(ring[4])}, of 16 {size(ring[16])}, of 64 {size(ring[64])}. "
+                   f"2Ψ is {size(two_psi)}."),
+            ("The first half of the ring is a reduce-scatter: each GPU ends with one finished chunk. The second half "
+             "is an all-gather: the finished chunks go round. Each half sends Ψ(N-1)/N.",
              "Keep the two halves in mind: ZeRO-1 pulls them apart."),
             tuple(paper(0, ranks) for ranks in ring), ("all_reduce",),
         ),
@@ -173,9 +174,8 @@ def zero(show: Show) -> list[Slide]:
         Slide(
             "ZeRO-3's three trips, counted on 4 GPUs",
             picture(show.svg_of, "flow --stage 3 --collective ring"),
-            ("The head uses the token table again. The table is gathered for each use and reduced once, so the all-gathers "
-             "have one call more, and a few bytes more, than the reduce-scatter.",),
+            ("The head uses the token table again. The table is gathered for each use and reduced once, so each "
+             "all-gather has one call more than the reduce-scatter.",),
             ("plot flow --stage 3 --collective ring -o flow.svg",),
         ),
     ]  # fmt: skip
-

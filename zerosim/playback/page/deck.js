@@ -89,6 +89,10 @@ addEventListener('keydown', (event) => {
   if (press(key)) event.preventDefault();
 });
 nav.addEventListener('click', (event) => { if (event.target.dataset.key) press(event.target.dataset.key); });
+document.querySelectorAll('.options').forEach((list) => list.addEventListener('click', (event) => {
+  const place = [...list.children].indexOf(event.target.closest('li'));
+  if (place >= 0 && hasAnswer(slides[at])) choose(slides[at], place + 1);
+}));
 addEventListener('hashchange', () => fromAddress());
 
 function fromAddress() {
