@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sphinx.cmd.build import main as sphinx
 
+from zerosim.cli.lecture import lecture_pages
 from zerosim.cli.page import calculator_page
 from zerosim.config import RunConfig
 from zerosim.lessons.course import course, project_url
@@ -172,7 +173,8 @@ def _rst(*lines: str) -> list[str]:
 def main(out: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         lay_out(Path(folder))
-        (Path(folder) / "extra" / "calculator.html").write_text(calculator_page(), "utf-8")
+        for name, text in {**lecture_pages(), "calculator.html": calculator_page()}.items():
+            (Path(folder) / "extra" / name).write_text(text, "utf-8")
         return sphinx(
             ["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", "-d", f"{folder}/.doctrees", folder, out]
         )

@@ -184,11 +184,12 @@ def test_the_verb_writes_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verb, "lecture", lambda: dict.fromkeys(sorted(PAGES), "page\n"))
+    monkeypatch.setattr(verb, "calculator_page", lambda models: "bars\n")
+    monkeypatch.setattr(verb, "lecture_pages", lambda: dict.fromkeys(sorted(PAGES), "page\n"))
     assert main(["lecture", "week3/"]) == 0
     assert {path.name for path in Path("week3").iterdir()} == PAGES
     assert "Open deck.html" in capsys.readouterr().out
-    monkeypatch.setattr(verb, "lecture", lambda: {"deck.html": "page\n", "no/such.html": ""})
+    monkeypatch.setattr(verb, "lecture_pages", lambda: {"deck.html": "page\n", "no/such.html": ""})
     assert main(["lecture", "half"]) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["week3"]
 
@@ -208,7 +209,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_counted(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "there/notes.txt").write_text("mine", "utf-8")
-    monkeypatch.setattr(verb, "lecture", lambda: pytest.fail("it was counted"))
+    monkeypatch.setattr(verb, "lecture_pages", lambda: pytest.fail("it was counted"))
     assert main(["lecture", *words.split()]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -25,19 +25,19 @@ MODELS = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3.1-8b", "llama3.
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a new or empty folder for the lecture's pages")
     parser.epilog = (
-        "deck.html       the slides: claims with counted figures, and questions for the room. Print it from the\n"
-        "                browser for a PDF with the speaker's notes, one slide a page\n"
-        "player.html     a step of DDP, ZeRO-1, 2 and 3, to which slides link\n"
-        "calculator.html memory and traffic of a model of your choice\n"
-        "handouts.html   a page a lesson: its question, its exercises, and the words of the API that they need\n\n"
-        "The pages need no network and no zerosim: copy the folder. In the deck, ? shows the keys."
+        "deck.html        claims with counted figures, and questions for the room.\n"
+        "                 Print it for a PDF with the speaker's notes.\n"
+        "player.html      a step of DDP, ZeRO-1, 2 and 3, with links from the deck.\n"
+        "calculator.html  memory and traffic of a model of your choice.\n"
+        "handouts.html    a printed page for each lesson with exercises.\n\n"
+        "The pages need neither network nor zerosim. In the deck, ? shows the keys."
     )
 
 
 def main(args: argparse.Namespace) -> int:
     folder = Folder("DIR", args.folder)
     folder.check()
-    pages = lecture()
+    pages = lecture_pages() | {"calculator.html": calculator_page(MODELS)}
 
     def fill(inside: Path) -> None:
         for name, text in pages.items():
@@ -51,8 +51,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def lecture() -> dict[str, str]:
-    """Count every figure of the lecture, and return its pages by their names."""
+def lecture_pages() -> dict[str, str]:
+    """Count every figure of the lecture, and return its pages by their names, the calculator apart."""
     from zerosim.lessons.lecture.counted import played
     from zerosim.lessons.lecture.deck import deck, slides
     from zerosim.lessons.lecture.handouts import handouts
@@ -63,7 +63,6 @@ def lecture() -> dict[str, str]:
     return {
         "deck.html": deck(show, slides(show)),
         "player.html": page(data),
-        "calculator.html": calculator_page(MODELS),
         "handouts.html": handouts(),
     }
 
