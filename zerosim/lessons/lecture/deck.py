@@ -56,7 +56,7 @@ def _section(show: Show, slide: Slide, number: int, of: int) -> str:
         for words, address in (show.moments[one] for one in slide.moments)
     )
     links = f'<p class="moments">In the player: {links}</p>' if links else ""
-    counted = f"<p>Counted by {', '.join(map(command, _grouped(slide.commands)))}.</p>" if slide.commands else ""
+    counted = f"<p>Counted by {', '.join(_grouped(slide.commands))}.</p>" if slide.commands else ""
     notes = "".join(f"<p>{note}</p>" for note in slide.notes) + counted
     return (
         f'<section class="slide {slide.kind}" id="s{number}" tabindex="-1" aria-label="slide {number} of {of}">'
@@ -66,12 +66,15 @@ def _section(show: Show, slide: Slide, number: int, of: int) -> str:
 
 
 def _grouped(commands: tuple[str, ...]) -> list[str]:
-    """Return commands, those that differ in their ZeRO stage alone as one."""
+    """Return commands as HTML, each once with the other ZeRO stages that it stands for."""
     stages: dict[str, list[str]] = {}
     for one in commands:
-        words, _, stage = whole(one).partition(" --stage ")
-        stages.setdefault(f"{words} --stage {{}}{stage[1:]}" if stage else words, []).append(stage[:1])
-    return [words.format(" or ".join(each)) for words, each in stages.items()]
+        words, flag, rest = whole(one).partition(" --stage ")
+        stages.setdefault(f"{words}{flag}{{}}{rest[1:]}", []).append(rest[:1])
+    return [
+        command(words.format(first)) + (f" and --stage {', '.join(others)}" if others else "")
+        for words, (first, *others) in stages.items()
+    ]
 
 
 def whole(words: str) -> str:
