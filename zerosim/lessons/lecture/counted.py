@@ -73,7 +73,9 @@ def over_pcie(result: RunResult) -> int:
 # -- the player --------------------------------------------------------------------------------------
 def played() -> Data:
     """Record one step of a small GPT on 4 ranks at each ZeRO stage, as the player's data."""
-    configs = [RunConfig(stage=stage, ranks=4, steps=1, layers=2, seq=16, micro_batch=1) for stage in PLAYED]
+    configs = [
+        RunConfig(stage=stage, ranks=4, steps=1, layers=2, seq=16, micro_batch=1, collective="ring") for stage in PLAYED
+    ]
     return encode(*map(record, configs))
 
 
