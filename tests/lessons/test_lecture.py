@@ -290,6 +290,13 @@ def test_the_deck_in_a_browser(tmp_path: Path) -> None:
         pdf = base64.b64decode(browser.call("Page.printToPDF", preferCSSPageSize=True)["data"])
         assert len(re.findall(rb"/MediaBox", pdf)) == len(all_slides)
         assert len(pdf) < 1_000_000
+        (tmp_path / "handouts.html").write_text(handouts(), "utf-8")
+        browser.call("Page.navigate", url=(tmp_path / "handouts.html").as_uri())
+        browser.eval(
+            "new Promise((done) => (document.readyState === 'complete' ? done() : addEventListener('load', done)))"
+        )
+        pdf = base64.b64decode(browser.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+        assert len(re.findall(rb"/MediaBox", pdf)) == sum(bool(one.exercises) for one in course().lessons)
         browser.open(tmp_path / "player.html", show.moments["gather"][1])
         assert "all-gather" in browser.eval("document.body.textContent").lower().replace("_", "-")
         assert not browser.errors
