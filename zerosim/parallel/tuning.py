@@ -21,9 +21,12 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     # Leaves are cached, as FSDP2's gathered weights are. FSDP1's are views.
     caches = caches and (not gathers_params(config.parallel) or config.parallel.recipe == "fsdp2")
     holds = tuning.bnb_saves_input or config.memory.use_cache
-    if not caches and not holds:
+    # PEFT and transformers make the input of checkpointed blocks require a gradient. litgpt does not.
+    asks = tuning.adapter_dtype is not None and config.memory.again.is_whole and config.memory.saves != "litgpt"
+    if not caches and not holds and not asks:
         return made
-    return made._replace(casts=Casts(caches, config.memory.returns_outputs), repeats=False)
+    casts = Casts(caches, config.memory.returns_outputs, holds_rows=asks and config.mesh.pp == 1)
+    return made._replace(casts=casts, repeats=made.repeats and not (caches or holds))
 
 
 def cut_between(rows: Rows, row: int) -> Rows:
