@@ -21,11 +21,9 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     # Leaves are cached, as FSDP2's gathered weights are. FSDP1's are views.
     caches = caches and (not gathers_params(config.parallel) or config.parallel.recipe == "fsdp2")
     holds = tuning.bnb_saves_input or config.memory.use_cache
-    # PEFT and transformers make the input of checkpointed blocks require a gradient. litgpt does not.
-    asks = tuning.adapter_dtype is not None and config.memory.again.is_whole and config.memory.saves != "litgpt"
-    if not caches and not holds and not asks:
+    if not caches and not holds and not config.holds_rows:
         return made
-    casts = Casts(caches, config.memory.returns_outputs, holds_rows=asks and config.mesh.pp == 1)
+    casts = Casts(caches, config.memory.returns_outputs, holds_rows=config.holds_rows)
     return made._replace(casts=casts, repeats=made.repeats and not (caches or holds))
 
 
