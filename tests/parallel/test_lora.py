@@ -11,7 +11,7 @@ import pytest
 from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import is_adapter
-from zerosim.device.events import Alloc
+from zerosim.device.events import Alloc, Free
 from zerosim.errors import InputError
 from zerosim.models.adapters import adapters_of, merged
 from zerosim.train.plan import plan
@@ -296,3 +296,23 @@ def test_inputs_of_4_bit_maps_live_until_their_graph_dies(recompute: str) -> Non
     blocks = 3 if recompute == "none" else 1
     assert held.peak.total_bytes - plain.peak.total_bytes == blocks * 64 * (2 * 16 + 2 * 16 + 2 * 160)
     assert held.marks["end_of_backward"].total_bytes == plain.marks["end_of_backward"].total_bytes
+
+
+@pytest.mark.parametrize(
+    ("more", "phase"),
+    [
+        (dict(), "backward"),
+        (dict(adapter_dtype=None), "forward"),
+        (dict(saves="litgpt"), "forward"),
+    ],
+)
+def test_a_frozen_tables_rows_live_through_backward_where_they_are_scaled(more: dict[str, Any], phase: str) -> None:
+    """As Gemma's: by PEFT they require a gradient, so the graph of checkpointed blocks holds them as a leaf."""
+    base = dict(LLAMA, model="gemma", ranks=1, recompute="full", adapter_dtype="fp32", loss="hf-5")
+    result = plan(RunConfig(**base | more), keep_events=True)
+    events = [e for e in result.events[0] if e.scope.step == 0]
+    tables = [e for e in events if isinstance(e, Alloc) and e.scope.unit == "embed_tokens"]
+    rows = next(e for e in tables if e.kind == "activation")
+    last = next(e for e in events if isinstance(e, Free) and e.id == rows.id)
+    assert last.scope.phase == phase
+    assert formulas_agree(checks(result))

@@ -11,9 +11,10 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.facts import experts_in
-from zerosim.analysis.recompute import differ, parts_again
+from zerosim.analysis.recompute import differ, is_wrapped, parts_again
 from zerosim.analysis.shares import Placed, Share
 from zerosim.config import ModelConfig
+from zerosim.config.parts.tuning import is_adapter
 from zerosim.functional.liger_loss import LIGER
 from zerosim.functional.loss_modes import CHUNKED
 from zerosim.placement.block import BOTH, KV, WAYS, Role
@@ -60,7 +61,8 @@ def reach_of(placed: Placed, share: Share) -> Reach:
     lie = experts_in(config)
     chunks = _chunks(placed, share, order)
     for number, (first, units) in chunks.items():
-        backs.append(tuple((unit, at > lowest) for at, unit in enumerate(units, first) if at >= lowest))
+        flows = {unit: at > lowest or _has_leaf(placed, unit) for at, unit in enumerate(units, first)}
+        backs.append(tuple((unit, flows[unit]) for at, unit in enumerate(units, first) if at >= lowest))
         turns = number > 0
         local = turns and number - 1 in chunks  # zb-v turns on a stage without a message
         j += first > lowest and number > 0 and not local
@@ -76,10 +78,11 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                     for weight in weights
                     if weight.role is not None and not is_of_experts(config.model, weight.name)
                 }
-                more = _in_block(config.model, unit, found, shared, sends_back=at > lowest, lie=lie, trains_experts=own)
+                back = flows[unit]
+                more = _in_block(config.model, unit, found, shared, sends_back=back, lie=lie, trains_experts=own)
                 x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
                 x_e, y_e = x_e + more[4], y_e + more[5]
-                again = run_again(placed, unit, sends_back=at > lowest)
+                again = run_again(placed, unit, sends_back=back)
                 parts = parts_again(config, unit)
                 mlp, rows = ("fc1" in parts, "attn_proj" in parts) if differ(config) else (True, True)
                 k_f += mlp and (1, "columns") in again and (lie == "beside" or row.mlp.experts is None)
@@ -91,6 +94,15 @@ def reach_of(placed: Placed, share: Share) -> Reach:
             elif at == 0:
                 y += 1
     return Reach(backs, x, y, z, y_q, x_e, y_e, k_f, k_g, k_u, k_a, j)
+
+
+def _has_leaf(placed: Placed, unit: str) -> bool:
+    """Return whether a block's input is a leaf with a gradient, whatever lies below: in a reentrant checkpoint around a
+    block that trains adapters alone (`nn/retained.py`)."""
+    if not (placed.config.memory.use_reentrant and is_block(unit) and is_wrapped(placed.config, unit)):
+        return False
+    flats = (flat for flat in placed.layout.flats.values() if flat.unit == unit and flat.is_trained)
+    return all(is_adapter(weight.name) for flat in flats for weight in flat.weights)
 
 
 def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:

@@ -17,7 +17,7 @@ from zerosim.config.layers import resolve
 from zerosim.config.other_words import not_modelled
 from zerosim.config.parts import CAPABILITIES, OPTIONS, PARTS, Parts, pipeline
 from zerosim.config.parts.grads import stage_of_states
-from zerosim.config.parts.kept_inputs import partitions_inputs
+from zerosim.config.parts.kept_inputs import holds_rows, partitions_inputs
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
 from zerosim.placement.stages import Chunks
@@ -66,6 +66,11 @@ class RunConfig(Parts):
     def partitions_inputs(self) -> bool:
         """Whether tp's ranks store parts of blocks' inputs (Pa). Under sequence parallelism they have parts already."""
         return partitions_inputs(self.memory, self.parallel)
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether a frozen table's rows require a gradient, so that its scaled rows do not free them."""
+        return holds_rows(self.memory, self.mesh, self.tuning)
 
     @property
     def chunks(self) -> Chunks:

@@ -53,11 +53,13 @@ class Adapter:
 class Casts:
     """Buffers that PyTorch holds longer than their ops: until the forward that made them ends (a graph holds its own),
     if `caches`, the casts of weights that torch.autocast caches, and keys and values that blocks return; `inputs` of
-    4-bit maps until their graph dies; `outputs` that the caller keeps through backward or, if the model `returns` keys
-    and values too, until the next forward returns."""
+    4-bit maps until their graph dies and, if it `holds_rows`, a frozen table's rows before they are scaled; `outputs`
+    that the caller keeps through backward or, if the model `returns` keys and values too, until the next forward
+    returns."""
 
     caches: bool = True
     returns: bool = False
+    holds_rows: bool = False
     outputs: list[Buffer] = field(default_factory=list)
     held: list[Buffer] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)

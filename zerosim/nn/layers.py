@@ -68,8 +68,12 @@ class TokenTable:
         self.casts, self.here = before_kernel(here), here
 
     def __call__(self, ids: Tensor) -> Tensor:
-        rows = self.maps.embedding(ids.buffer, self.weight, self.splits)
-        return rows if self.scale == 1.0 else F.scaled(rows, self.scale)
+        rows, held = self.maps.embedding(ids.buffer, self.weight, self.splits), self.here.casts
+        if self.scale == 1.0:
+            return rows
+        if held is not None and held.holds_rows and not rows.requires_grad:
+            held.keep_input(rows, "embedding")  # a leaf, by enable_input_require_grads: the graph holds it
+        return F.scaled(rows, self.scale)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return x @ weightᵀ + bias. Shapes: x (..., D), result (..., this rank's columns of V)."""

@@ -8,8 +8,15 @@ the whole backward ends. So backward's peak is at the first block, not at the la
 A frozen flat parameter has no gradient whose arrival could free it, so FSDP1 hooks the block's inputs. A reentrant
 checkpoint runs the block again on a detached input, a leaf. The hook's closure holds the leaf, which has the input's
 bytes and its gradient, until FSDP1 ends backward. Without reentrant checkpoints the inputs are no leaves, and trained
-parameters have hooks of their own. Source: PyTorch 2.13, distributed/fsdp/_runtime_utils.py
-(_register_post_backward_reshard_only_hook, _finalize_params), autograd/graph.py (register_multi_grad_hook).
+parameters have hooks of their own.
+
+The first block's input, the frozen table's output, has a gradient too: a reentrant checkpoint without an input that
+requires one would train nothing, so PEFT and transformers ask for it (`enable_input_require_grads`). So the first
+block's backward is as large as any other's.
+
+Source: PyTorch 2.13, distributed/fsdp/_runtime_utils.py (_register_post_backward_reshard_only_hook, _finalize_params),
+autograd/graph.py (register_multi_grad_hook); peft 0.21.2, peft_model.py (_prepare_model_for_gradient_checkpointing);
+transformers 5.24, modeling_utils.py (gradient_checkpointing_enable, enable_input_require_grads).
 """
 
 from __future__ import annotations
@@ -31,8 +38,9 @@ class Retained(Unit):
         self._held: list[Buffer] = []
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
+        """Set how far backward goes. A block whose backward runs computes its leaf's gradient, even the first one."""
         super().reach(sends_back, trained)
-        self.unit.reach(sends_back, trained)
+        self.unit.reach(self.goes_back, trained)
 
     def turns_back(self) -> Sequence[Unit]:
         return self.unit.turns_back()
@@ -48,6 +56,8 @@ class Retained(Unit):
         for grad in grads:
             grad.device.retag(grad, Kind.KEPT)
             self._held.append(grad)
+        if not self.sends_back:
+            grads.clear()
 
     def backward_weights(self, slot: int = 0) -> None:
         self.unit.backward_weights(slot)

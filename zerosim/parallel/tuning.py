@@ -21,9 +21,10 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     # Leaves are cached, as FSDP2's gathered weights are. FSDP1's are views.
     caches = caches and (not gathers_params(config.parallel) or config.parallel.recipe == "fsdp2")
     holds = tuning.bnb_saves_input or config.memory.use_cache
-    if not caches and not holds:
+    if not caches and not holds and not config.holds_rows:
         return made
-    return made._replace(casts=Casts(caches, config.memory.returns_outputs), repeats=False)
+    casts = Casts(caches, config.memory.returns_outputs, holds_rows=config.holds_rows)
+    return made._replace(casts=casts, repeats=made.repeats and not (caches or holds))
 
 
 def cut_between(rows: Rows, row: int) -> Rows:

@@ -8,6 +8,7 @@ from zerosim.config.option import Draft
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.config.recompute import read_recompute
 from zerosim.errors import InputError, wrong
 
@@ -15,6 +16,12 @@ from zerosim.errors import InputError, wrong
 def partitions_inputs(memory: MemoryConfig, parallel: ParallelConfig) -> bool:
     """Return whether tp's ranks store parts of blocks' inputs."""
     return memory.partition_activations and not parallel.sequence_parallel
+
+
+def holds_rows(memory: MemoryConfig, mesh: MeshConfig, tuning: TuningConfig) -> bool:
+    """Return whether a frozen table's rows require a gradient, as PEFT and transformers make the input of recomputed
+    blocks. litgpt does not. Pipelines are left out."""
+    return tuning.adapter_dtype is not None and memory.again.is_whole and memory.saves != "litgpt" and mesh.pp == 1
 
 
 def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> Iterator[InputError]:

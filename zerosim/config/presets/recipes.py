@@ -145,8 +145,8 @@ def recipes() -> tuple[Recipe, ...]:
             "(accelerate's mixed precision). fp32 adapters and pure bf16 are gathered and reduced as they are. Only "
             "backward prefetches (BACKWARD_PRE). A shard's gradient stays until the next step begins. With "
             "recompute a frozen block keeps its input and that input's gradient until backward ends "
-            "(reentrant checkpoints, transformers before 5). In QLoRA scales are whole on every rank. "
-            "Every microbatch is reduced, and averaged over replicas.",
+            "(reentrant checkpoints, transformers before 5), and the first block's input has one too. In QLoRA "
+            "scales are whole on every rank. Every microbatch is reduced, and averaged over replicas.",
             "PyTorch 2.13 distributed/fsdp: _runtime_utils.py (_register_post_backward_reshard_only_hook, "
             "_finalize_params, _prefetch_handle), _flat_param.py (use_orig_params); autograd/graph.py "
             "(register_multi_grad_hook); accelerate 1.0.1 and peft 0.13.2 (fsdp_auto_wrap_policy), run with a fake "
