@@ -190,17 +190,19 @@ def _plot(figure: Figure, args: argparse.Namespace) -> int:
         picture = output(args, "out", *read) if is_first else None
         figures = output(args, "json", *read, apart=[picture]) if is_first else None
         with no_backend():
-            from zerosim.report.plots.page import check_size, write_figure
+            from zerosim.report.plots.draw import draw, write_figure
+            from zerosim.report.plots.page import check_size
         if args.size is not None:
             check_size(args.size)
         drawn = figure.draw(args, config, limit)
+        sheet: Any = drawn.figure if figure.moves else draw(drawn.figure, theme=args.theme, size=args.size)
         values = as_json(lambda: {"schema": 1, **about, **drawn.numbers})
 
         def write(file: BinaryIO) -> None:
             if figure.moves:
-                file.write(drawn.figure.svg.encode())
+                file.write(sheet.svg.encode())
             else:
-                write_figure(drawn.figure, file, form)
+                write_figure(sheet, file, form)
 
         with written((picture, write), (figures, values)):
             pass  # the text below is only true if nothing failed

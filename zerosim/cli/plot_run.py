@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """matplotlib's Figure, its numbers, the text beside them, and the exit code."""
+    """A `Chart` or an animation, its numbers, the text beside them, and the exit code."""
 
     figure: Any
     numbers: dict[str, Any]
@@ -125,7 +125,7 @@ def timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     result = _recorded(config, step)
     histories = [result.events[rank] for rank in ranks]
     subtitle = f"{stage_label(config.parallel.zero_stage).split(' (')[0]}, {run_words({'': result})}"
-    figure = timeline_figure(histories, ranks, step, limit=line, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = timeline_figure(histories, ranks, step, limit=line, subtitle=subtitle)
     drawn = [read_history(events, step).to_dict() for events in histories]
     panels = [{"rank": rank, **numbers} for rank, numbers in zip(ranks, drawn, strict=True)]
     return Drawn(figure, {"step": step, "limit": limit and limit.to_dict(), "panels": panels})
@@ -152,7 +152,7 @@ def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     placed = read_addresses(result.events[rank], allocator, step)
     knobs = f", {conf}" if conf else ""
     subtitle = f"{STAGES[config.parallel.zero_stage]}, {run_words({'': result})}{knobs}"
-    figure = addresses_figure(placed, name, rank=rank, step=step, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = addresses_figure(placed, name, rank=rank, step=step, subtitle=subtitle)
     return Drawn(figure, {"rank": rank, "step": step, "limit": limit and limit.to_dict(), **placed.to_dict()})
 
 
@@ -173,9 +173,8 @@ def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     ranks = sorted(track_of.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
     found = step_interval(config, step_time(track_of, result.stands_for), cluster)
     subtitle = f"{run_words({'': result})}, on {cluster.name}. {trust(cluster, found)}"
-    looks = {"subtitle": subtitle, "theme": args.theme, "size": args.size}
     step = timed_step(result.config)
-    figure = streams_figure(track_of, ranks, events=result.events[ranks[0]], step=step, **looks)
+    figure = streams_figure(track_of, ranks, events=result.events[ranks[0]], step=step, subtitle=subtitle)
     return Drawn(figure, {"step_s": track_of.seconds, "ranks": [track_values(track_of.tracks[rank]) for rank in ranks]})
 
 
@@ -203,7 +202,7 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     slots = slots_of([order(pp, stage, batches, chunks) for stage in range(pp)], config.chunks)
     shares = {"counted": counted_bubble(slots), "formula": bubble(kind).at(p=pp, m=batches, v=chunks)}
     shares["own_span"] = counted_own_span(slots)
-    figure = schedule_figure(slots, kind, theme=args.theme, size=args.size)
+    figure = schedule_figure(slots, kind)
     stages = [[values(slot) for slot in own] for own in slots]
     bubbles = {name: str(share) for name, share in shares.items()}
     return Drawn(figure, {"schedule": kind, "bubble": bubbles, "stages": stages})
@@ -255,7 +254,7 @@ def gradients(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn
         found = count_gradients(config, progress=progress)
     psi = f"Ψ = {found.num // max(found.steps, 1):,} parameters"
     subtitle = f"{config.model.name} of {psi} on one rank, fp32 with {config.optim.optimizer}"
-    figure = gradients_figure(found, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = gradients_figure(found, subtitle=subtitle)
     lost = [(name, found.share(name, 0)) for name in FORMATS]
     said = ", ".join(f"{name} {share['to_zero'] + share['overflowed']:.2%}" for name, share in lost)
     return Drawn(figure, found.to_dict(), f"; lost without a loss scale: {said}")
@@ -265,7 +264,8 @@ def operands(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     """Count the fates of a run's operands in 8 bits, and draw them."""
     from zerosim.config.parts.fp8 import SCALINGS
     from zerosim.report.plots import operands_figure
-    from zerosim.report.plots.operands import CALLED, FATES, percent
+    from zerosim.report.plots.operands import CALLED, FATES
+    from zerosim.report.plots.words import percent
     from zerosim.report.progress import progress_on
     from zerosim.train.operands import FORMATS, OPERANDS, count_operands
     from zerosim.train.run import DEFAULT_STEPS
@@ -274,7 +274,7 @@ def operands(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     with progress_on(human_stream(args), 1, steps, "operands", quiet=args.quiet) as progress:
         found = count_operands(config, progress=progress)
     subtitle = f"{config.model.name} on one rank, {config.precision.stored} with {config.optim.optimizer}"
-    figure = operands_figure(found, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = operands_figure(found, subtitle=subtitle)
 
     lines = list[str]()
     for operand in OPERANDS:
