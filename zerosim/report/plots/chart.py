@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerosim.report.plots.panel import Sheet
+from zerosim.report.plots.panel import DPI, Sheet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Chart(Sheet):
     """A picture as a value, which a notebook shows."""
+
+    def __repr__(self) -> str:
+        width, height = (DPI * inches for inches in self.size)
+        return f"<Picture size {width:g}x{height:g} with {len(list(self.panels))} Axes>"
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
         """Return the picture, and the metadata that a notebook keeps beside it."""

@@ -21,13 +21,12 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from zerosim.errors import wrong
-from zerosim.report.plots.panel import Place, in_words
+from zerosim.report.plots.panel import DPI, Place, in_words
 from zerosim.report.plots.style import THEMES, Paint, Theme, mixed
 from zerosim.report.plots.svg import write_svg
 
 DEFAULT_SIZE = (8.0, 4.5)
 SMALLEST, LARGEST = (5.0, 3.0), (40.0, 40.0)
-DPI = 160  # texts are measured in the dots in which they are drawn
 _MARGIN = 0.12  # inches around everything
 _FONT = "DejaVu Sans"  # comes with matplotlib, and has Psi
 

@@ -14,6 +14,7 @@ from zerosim.report.plots.style import Paint
 
 Place = tuple[float, float]
 Of = TypeVar("Of")
+DPI = 160  # texts are measured in the dots in which they are drawn
 SLIDE, SLIDE_TYPE = (12.8, 7.2), 18.0
 """A slide's size in inches, and its type in points."""
 
