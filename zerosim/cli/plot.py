@@ -22,8 +22,7 @@ from zerosim.cli.plot_run import (
     Drawn,
     addresses,
     gradients,
-    of_gradients,
-    of_operands,
+    on_one_rank,
     operands,
     planned,
     planned_exact,
@@ -82,13 +81,13 @@ FIGURES = {
         "a step's time by the bandwidth between GPUs, and where communication hides, by stage (with --gpu)"),
     "gradients": Figure(gradients, "",
         "a real run's gradients by size, against what fp16, bf16, e4m3 and e5m2 hold at each loss scale",
-        of_gradients, add_run_flags,
+        on_one_rank, add_run_flags,
         "One rank trains in fp32 without ZeRO, so that the true size of each gradient is known. What backward\n"
         "leaves is counted in every step, before clipping: by power of two, and after a cast of scale times\n"
         "gradient to each format. After Figure 3 of Mixed Precision Training (arXiv 1710.03740)."),
     "operands": Figure(operands, "",
         "a real run's inputs, weights and output gradients in e4m3 and e5m2: what is lost by each scaling of --fp8",
-        of_operands, add_run_flags,
+        on_one_rank, add_run_flags,
         "One rank trains without 8 bits. Before each product of a block's linear map its operands are cast as\n"
         "each scaling of --fp8 casts them (of torchao, or of te where that is the default), in both formats.\n"
         "Counted are the numbers that keep all digits, lose digits, become 0, and saturate."),

@@ -7,9 +7,9 @@ gradients, operands in 8 bits.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zerosim.cli.options import training_config
 from zerosim.cli.outputs import human_stream
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerosim.train.result import RunResult
 
 MOST_SLOTS = 20_000
+Found = TypeVar("Found")
 
 
 class Asked(NamedTuple):
@@ -209,49 +210,41 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
 
 
 # -- a real run -------------------------------------------------------------------------------------
-def trained(args: argparse.Namespace, config: RunConfig) -> RunResult:
-    """Train, and say how far it is."""
+def _trained(args: argparse.Namespace, config: RunConfig, work: Callable[..., Found], words: str = "") -> Found:
+    """Train by `work`, and say how far it is."""
     from zerosim.report.progress import progress_on
-    from zerosim.train.run import DEFAULT_STEPS, run
+    from zerosim.train.run import DEFAULT_STEPS
 
     steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
-    with progress_on(human_stream(args), config.mesh.ranks, steps, "", quiet=args.quiet) as progress:
-        return run(config, progress=progress)
+    with progress_on(human_stream(args), config.mesh.ranks, steps, words, quiet=args.quiet) as progress:
+        return work(config, progress=progress)
 
 
-def of_gradients(args: argparse.Namespace) -> Asked:
-    """Build the run whose gradients are counted. Raises: InputError for flags that counting fixes."""
-    from zerosim.train.gradients import FIXED, on_one_rank
+def trained(args: argparse.Namespace, config: RunConfig) -> RunResult:
+    """Train, and say how far it is."""
+    from zerosim.train.run import run
 
-    _check_fixed(args, "gradients", FIXED)
-    return Asked(on_one_rank(training_config(args)))
-
-
-def of_operands(args: argparse.Namespace) -> Asked:
-    """Build the run whose operands are counted. Raises: InputError for flags that counting fixes."""
-    from zerosim.train.operands import FIXED, on_one_rank
-
-    _check_fixed(args, "operands", FIXED)
-    return Asked(on_one_rank(training_config(args)))
+    return _trained(args, config, run)
 
 
-def _check_fixed(args: argparse.Namespace, what: str, fixed: Mapping[str, str | int | None]) -> None:
-    for name, value in fixed.items():
+def on_one_rank(args: argparse.Namespace) -> Asked:
+    """Build the run whose gradients or operands are counted. Raises: InputError for flags that counting fixes."""
+    from zerosim.train import gradients, operands
+
+    counted = gradients if args.figure == "gradients" else operands
+    for name, value in counted.FIXED.items():
         if getattr(args, name, value) != value:
-            always = f"{what} are counted with {flag_of(name)} {value}"
+            always = f"{args.figure} are counted with {flag_of(name)} {value}"
             why = "every loss scale is tried" if value is None else always
             raise InputError(f"{flag_of(name)} {getattr(args, name)}: {why}; leave it out")
+    return Asked(counted.on_one_rank(training_config(args)))
 
 
 def gradients(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     from zerosim.report.plots import gradients_figure
-    from zerosim.report.progress import progress_on
     from zerosim.train.gradients import FORMATS, count_gradients
-    from zerosim.train.run import DEFAULT_STEPS
 
-    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
-    with progress_on(human_stream(args), 1, steps, "fp32", quiet=args.quiet) as progress:
-        found = count_gradients(config, progress=progress)
+    found = _trained(args, config, count_gradients, "fp32")
     psi = f"Ψ = {found.num // max(found.steps, 1):,} parameters"
     subtitle = f"{config.model.name} of {psi} on one rank, fp32 with {config.optim.optimizer}"
     figure = gradients_figure(found, subtitle=subtitle)
@@ -266,13 +259,9 @@ def operands(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     from zerosim.report.plots import operands_figure
     from zerosim.report.plots.operands import CALLED, FATES
     from zerosim.report.plots.words import percent
-    from zerosim.report.progress import progress_on
     from zerosim.train.operands import FORMATS, OPERANDS, count_operands
-    from zerosim.train.run import DEFAULT_STEPS
 
-    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
-    with progress_on(human_stream(args), 1, steps, "operands", quiet=args.quiet) as progress:
-        found = count_operands(config, progress=progress)
+    found = _trained(args, config, count_operands, "operands")
     subtitle = f"{config.model.name} on one rank, {config.precision.stored} with {config.optim.optimizer}"
     figure = operands_figure(found, subtitle=subtitle)
 

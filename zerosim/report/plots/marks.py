@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,17 +48,18 @@ def _box(page: Page, axes: Axes, box: Box) -> None:
         wide *= max(1.0, _THINNEST / (right - left))
     if wide:
         axes.bar(start, box.y[1] - box.y[0], wide, box.y[0], align="edge", gid=box.name, **looks)
-    middle, color = (box.y[0] + box.y[1]) / 2, page.theme.color(box.paint)
-    font = page.font(scale=box.scale)
-    fitting = next(
-        (words for words in box.words if words and page.width(named(words), **font) <= right - left - GAP), ""
-    )
-    if fitting:
+    middle, color, font = (box.y[0] + box.y[1]) / 2, page.theme.color(box.paint), page.font(scale=box.scale)
+    if fitting := _fitting(page, box.words, right - left - GAP, font):
         page.write(axes, named(fitting), ((box.x[0] + box.x[1]) / 2, middle), color=ink_on(color), zorder=4,
                    bbox=page.ground(0.1, color), gid=f"{box.name} label", **font)  # fmt: skip
     if box.after:
         page.write(axes, named(box.after), (box.x[1], middle), (72 * GAP, 0), ha="left", bbox=page.ground(), zorder=5,
                    gid=f"{box.name} total", **after_font(page, box))  # fmt: skip
+
+
+def _fitting(page: Page, words: Iterable[str], room: float, font: Mapping[str, Any]) -> str:
+    """Return the first of the words that fits, or none."""
+    return next((word for word in words if word and page.width(named(word), **font) <= room), "")
 
 
 def _boxes(page: Page, axes: Axes, boxes: Boxes) -> None:
@@ -79,39 +80,28 @@ def _line(page: Page, axes: Axes, line: Line) -> None:
     if line.band:
         at, lows, highs = zip(*line.band, strict=True)
         axes.fill_between(at, lows, highs, color=color, alpha=0.13, linewidth=0, gid=f"band.{line.name}")
-    looks: dict[str, Any] = {"color": color, "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.6}
-    if (
-        line.filled is None
-    ):  # a marker at the end, or at every point; where lines overlap the earlier ones show at the edges
-        looks |= {
-            "linewidth": 2.0 - 0.1 * index,
-            "marker": MARKERS[index % len(MARKERS)],
-            "markersize": page.points * 0.6,
-        }
-        looks |= {"markevery": [-1], "markeredgecolor": page.theme.background, "markeredgewidth": 0.6}
-    if line.style:
-        looks |= {"linestyle": looks["linestyle"] if "-" in line.style else "none", "markevery": None, "linewidth": 1.6}
-        looks |= {} if "o" in line.style else {"marker": ""}
-    axes.plot(xs, ys, label=named(line.words or line.name), clip_on=False, gid=f"line.{line.name}",
-              zorder=3 + index / 100, **looks)  # fmt: skip
-    if line.filled is not None:
+    marker, dashes = MARKERS[index % len(MARKERS)], DASHES[index % len(DASHES)]
+    looks: dict[str, Any] = {"marker": ""}
+    if line.filled is None and line.style != "-":  # where lines overlap, the earlier ones show at the edges
+        looks = {"marker": marker, "markersize": 0.6 * page.points, "markevery": None if line.style else [-1],
+                 "markeredgecolor": page.theme.background, "markeredgewidth": 0.6}  # fmt: skip
+    axes.plot(xs, ys, color=color, linestyle="none" if line.style == "o" else dashes, linewidth=2.0 - 0.1 * index,
+              label=named(line.words or line.name), clip_on=False, gid=f"line.{line.name}", zorder=3 + index / 100,
+              **looks)  # fmt: skip
+    if line.filled is not None:  # of lines that meet, later marks lie inside earlier ones
         fill = [color if is_filled else page.theme.background for is_filled in line.filled]
-        size = (
-            page.points * max(0.9 - 0.12 * index, 0.5) * (0.6 if len(xs) > 12 else 1)
-        )  # lines that meet: later marks lie inside earlier ones
-        axes.scatter(xs, ys, s=size**2, marker=MARKERS[index % len(MARKERS)], c=fill, edgecolors=color, linewidths=1.3,
-                     zorder=4, clip_on=False)  # fmt: skip
+        size = page.points * max(0.9 - 0.12 * index, 0.5) * (0.6 if len(xs) > 12 else 1)
+        axes.scatter(xs, ys, s=size**2, marker=marker, c=fill, edgecolors=color, linewidths=1.3, zorder=4,
+                     clip_on=False)  # fmt: skip
 
 
 def _areas(page: Page, axes: Axes, areas: Areas) -> None:
-    tops = np.cumsum(areas.values, axis=0)
-    for name, paint, top in reversed(
-        list(zip(areas.names, areas.paints, tops, strict=True))
-    ):  # each begins at 0, and the next lies on it
+    stack = zip(areas.names, areas.paints, np.cumsum(areas.values, axis=0), strict=True)
+    for name, paint, top in reversed(list(stack)):  # each begins at 0, and the next lies on it
         looks = page.look(paint) | {"linewidth": 0}
         axes.fill_between(areas.at, 0, top, step="post", gid=f"area.{name}", **looks)
     width = 0.7 if len(areas.at) < 1200 else 0.4
-    axes.step(areas.at, tops[-1], where="post", color=page.theme.text, linewidth=width, gid="total")
+    axes.step(areas.at, np.sum(areas.values, axis=0), where="post", color=page.theme.text, linewidth=width, gid="total")
 
 
 def _rule(page: Page, axes: Axes, rule: Rule) -> None:
@@ -138,7 +128,7 @@ def _peak(page: Page, axes: Axes, peak: Peak) -> None:
     axes.plot(*peak.where, marker="o", markersize=page.points * 0.45, color=page.theme.text,
               markeredgecolor=page.theme.background, clip_on=False, zorder=6, gid="peak")  # fmt: skip
     font, width, (low, end) = page.font(scale=0.9, bold=True), inches(page, axes)[0], axes.get_xlim()
-    words = next((words for words in peak.words if page.width(named(words), **font) <= width - 0.1), peak.words[-1])
+    words = _fitting(page, peak.words, width - 0.1, font) or peak.words[-1]
     half = (page.width(named(words), **font) / 2 + 0.05) / width * (end - low)
     place = min(max(peak.where[0], low + half), end - half)
     page.write(axes, named(words), (place, peak.where[1]), (0, page.points * 0.45), va="bottom", zorder=6,
@@ -159,8 +149,7 @@ def draw_strip(page: Page, axes: Axes, strip: Strip, row: int) -> None:
             color = page.theme.band if index % 2 else page.theme.grid
             axes.axvspan(start, stop, low, high, facecolor=color, linewidth=0, gid=f"phase.{names[0]}")
             axes.axvline(start, color=page.theme.grid, linewidth=0.8, zorder=0.5)
-        fitting = next((word for word in names if word and page.width(named(word), **font) + 0.06 <= room), "")
-        if fitting:
+        if fitting := _fitting(page, names, room - 0.06, font):
             color, place = page.theme.text if strip.banded else page.theme.muted, ((start + stop) / 2, (low + high) / 2)
             page.write(axes, named(fitting), place, color=color, xycoords=axes.get_xaxis_transform(), **font)
 
