@@ -155,11 +155,11 @@ def draw_strip(page: Page, axes: Axes, strip: Strip, row: int) -> None:
 
 
 def _arrow(page: Page, axes: Axes, arrow: Arrow) -> None:
-    shrink = 1.75 * page.points
+    shrink = (1.5 if arrow.both else 1.75) * page.points
     looks = {
         "arrowstyle": f"{'<|-|>' if arrow.both else '-|>'},head_width=0.28,head_length=0.6", "shrinkA": shrink,
         "shrinkB": shrink, "color": page.theme.color(arrow.paint), "linewidth": 0.6 + 1.6 * arrow.weight,
-        "mutation_scale": page.points * 0.8, "connectionstyle": f"arc3,rad={arrow.bend}",
+        "mutation_scale": page.points * (0.45 if arrow.both else 0.8), "connectionstyle": f"arc3,rad={arrow.bend}",
     }  # fmt: skip
     axes.annotate("", arrow.end, xytext=arrow.start, arrowprops=looks, annotation_clip=False)
 
