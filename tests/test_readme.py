@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from zerosim.cli.main import main
+from zerosim.train.data import primer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -217,11 +218,19 @@ def anchors(page: Path) -> set[str]:
 
 def test_the_primer_stays_as_it_is() -> None:
     """Toys train on it: a letter changed changes every loss that the course and the pages show."""
-    digest = hashlib.sha256((ROOT / "zerosim" / "primer.md").read_bytes()).hexdigest()
+    digest = hashlib.sha256(primer()).hexdigest()
     assert digest == "d173734f802294fe6128afef4cbbd091d84be56fa91ba1beba00cd24397c12ac"
 
 
 def test_the_primer_is_prose_of_at_least_30_kb() -> None:
-    primer = (ROOT / "zerosim" / "primer.md").read_bytes()
-    assert len(primer) >= 30_000
-    assert max(primer) < 128
+    assert len(primer()) >= 30_000
+    assert max(primer()) < 128
+
+
+def test_the_primer_begins_with_pictures_a_formula_and_a_command() -> None:
+    page = ROOT / "zerosim" / "primer.md"
+    first = " ".join(read(page).split(" ")[:300])
+    assert all(found in first for found in ("16Ψ/N", "zerosim run --stage 3 --ranks 4"))
+    pictures = re.findall(r"!\[([^\]]{20,})\]\((.*?)\)", first)
+    assert len(pictures) == 2
+    assert all((page.parent / path).is_file() for _, path in pictures)

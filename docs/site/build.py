@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sphinx.cmd.build import main as sphinx
 
@@ -48,9 +49,17 @@ PLAYERS = {
         "A step of data parallelism: each all-reduce goes round a ring.",
         dict(stage=0, collective="ring"),
     ),
+    "04_data_parallel": ("A step of data parallelism: gradients are averaged, unit after unit.", dict(stage=0)),
+    "05_zero1_and_zero2": ("A step of ZeRO-2: each gradient goes to the rank that updates with it.", dict(stage=2)),
     "06_zero3": ("A step of ZeRO-3: gathered, used, freed.", dict(stage=3, collective="ring")),
+    "13_pipelines": (
+        "A step of a pipeline of four stages, four microbatches.",
+        dict(pp=4, layers=4, accumulate=4),
+    ),
+    "25_where_is_my_model": ("A step of ZeRO-3: which rank holds which part when.", dict(stage=3, layers=2)),
 }
-"""By lesson, what its page plays beside the text, and the run."""
+"""By lesson that steps through a run, what its page plays beside the text, and the run."""
+_PLAYED: dict[str, Any] = dict(ranks=4, steps=1, layers=1, hidden=32, heads=2, seq=16)
 _FRAME = """\
 {about} Press play, or step with the arrow keys; <a href="../players/{name}.html">the player on a page of its own</a>.
 
@@ -104,7 +113,8 @@ def lay_out(folder: Path) -> None:
         text, change = (ROOT / source).read_text("utf-8"), relinked(source, page, at, url)
         if source.endswith(".ipynb"):
             lesson = course().lesson(Path(source).stem)
-            out.write_text(with_player(with_prose(opened(text, lesson, url), change), lesson.file), "utf-8")
+            text_of = with_alts(with_prose(opened(text, lesson, url), change))
+            out.write_text(with_player(text_of, lesson.file), "utf-8")
         else:
             out.write_text(change(text) + _tree(page), "utf-8")
         for match in _LINK.finditer(text):
@@ -115,6 +125,16 @@ def lay_out(folder: Path) -> None:
     for name, title, entries in (("howto", "How to", how_to()), ("reference", "Reference", REFERENCE)):
         (folder / name / "index.md").write_text(f"# {title}\n" + _toctree(entries), "utf-8")
     _write_api(folder / "api")
+
+
+def with_alts(text: str) -> str:
+    """Give each picture of a notebook its alternative text, where MyST-NB looks for it."""
+    notebook = json.loads(text)
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            if words := output.get("metadata", {}).get("image/png", {}).get("alt"):
+                cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": words}
+    return dumped(notebook)
 
 
 def with_player(text: str, name: str) -> str:
@@ -132,7 +152,7 @@ def _write_players(folder: Path) -> None:
     """Record each player's run, and write its page."""
     folder.mkdir(parents=True)
     for name, (_, changes) in PLAYERS.items():
-        config = RunConfig(ranks=4, steps=1, layers=1, hidden=32, heads=2, seq=16, **changes)
+        config = RunConfig(**{**_PLAYED, **changes})
         (folder / f"{name}.html").write_text(page_of(encode(record(config))), "utf-8")
 
 

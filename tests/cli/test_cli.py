@@ -547,7 +547,8 @@ MAIN = "from zerosim.cli.main import main; assert main(sys.argv[1:]) == 0"
         *((words, MAIN, HEAVY) for words in ("--help", "run --help", "compare --help", "explain --help", "--version")),
         ("plot memory --help", MAIN, PICTURES),
         ("plan --ranks 1024", MAIN, PICTURES),
-        pytest.param("", "import zerosim.report.plots", ["matplotlib.pyplot"], marks=pytest.mark.slow),
+        ("", "import zerosim.report.plots", ["matplotlib"]),
+        pytest.param("", "import zerosim.report.plots.draw", ["matplotlib.pyplot"], marks=pytest.mark.slow),
         ("", "import zerosim.cli.bench, zerosim.bench.suite", ["cupy"]),
     ],
 )

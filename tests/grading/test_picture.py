@@ -12,6 +12,8 @@ from zerosim.device.events import Launch
 from zerosim.errors import InputError
 from zerosim.grading import Grade, Unit, find_exercise
 from zerosim.grading.report import drawable
+from zerosim.report.plots.draw import draw
+from zerosim.report.plots.panel import Areas, Boxes, Peak, Rule
 from zerosim.train.run import run
 
 SOLUTIONS = Path(__file__).parents[2] / "notebooks" / "solutions"
@@ -29,23 +31,22 @@ def failed() -> Grade:
 @pytest.mark.slow
 def test_both_runs_are_drawn_with_their_collectives_and_where_the_grade_points(failed: Grade) -> None:
     figure = failed.plot()
-    yours, calls, reference, others = figure.axes
-    assert (yours.get_ylabel(), reference.get_ylabel()) == ("yours", "reference")
+    yours, calls, reference, others = figure.panels
+    assert (yours.y.label, reference.y.label) == ("yours", "reference")
     where = failed.failures[0].where
     assert where is not None
-    assert f"event {where.number}" in [text.get_text() for text in yours.texts]
-    assert not [line for line in reference.lines if line.get_gid() == "grade points here"]
+    assert [rule.words for rule in yours.of(Rule)] == [f"event {where.number}"]
+    assert not reference.of(Rule)
     case, recorded = find_exercise("zero3").cases[0], failed.verdict.recorded
     assert recorded is not None
     step = recorded.events[where.number].scope.step
     records = recorded.events, run(case.config, keep_events=True).events[where.rank]
-    for axes, record in zip((calls, others), records, strict=True):
+    for panel, record in zip((calls, others), records, strict=True):
         shown = [event for event in record if event.scope.step == step]
         launches = [at for at, one in enumerate(shown) if isinstance(one, Launch) and one.payload_bytes]
-        bars = sorted(round(bar.get_x()) for group in axes.containers for bar in group)
-        assert bars == launches
-    peak = next(line for line in yours.lines if line.get_gid() == "peak")
-    assert peak.get_ydata()[0] > next(line for line in reference.lines if line.get_gid() == "peak").get_ydata()[0]
+        assert sorted(corner[0] for boxes in panel.of(Boxes) for corner in boxes.corners) == launches
+    assert yours.of(Peak)[0].where[1] > reference.of(Peak)[0].where[1]
+    assert draw(figure).alt == figure.alt
 
 
 def test_a_notebook_shows_the_first_failure_and_folds_the_rest(failed: Grade) -> None:
@@ -71,10 +72,8 @@ def test_a_run_that_ended_early_is_drawn_as_far_as_it_came() -> None:
         def pre_backward(self, unit: Unit) -> None:
             raise KeyError(unit.name)
 
-    yours, _, reference, _ = grade(Raises, "zero3").plot().axes
-    ends = [
-        next(line for line in axes.lines if line.get_gid() == "total").get_xdata()[-1] for axes in (yours, reference)
-    ]
+    yours, _, reference, _ = grade(Raises, "zero3").plot().panels
+    ends = [panel.of(Areas)[0].at[-1] for panel in (yours, reference)]
     assert ends[0] < ends[1]
 
 

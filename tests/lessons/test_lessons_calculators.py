@@ -53,7 +53,7 @@ def test_counts_follow_the_recipe_and_the_moment(cells: dict[str, Any]) -> None:
 
 def test_the_picture_has_a_bar_per_answer_and_recipe(cells: dict[str, Any]) -> None:
     figure = calculators_figure([one for one in cells["found"] if one.stage == 2], "title")
-    labels = [text.get_text() for axes in figure.axes for text in axes.get_yticklabels()]
+    labels = next(figure.panels).y.rows
     assert labels[0].startswith("counted: paper")
     assert len(labels) == 10
 

@@ -11,6 +11,7 @@ from zerosim.config import PLAN_DEFAULTS
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
 from zerosim.lessons import cuts
+from zerosim.report.plots.panel import Box
 
 SMALL: dict[str, Any] = dict(
     layers=1, hidden=16, heads=4, seq=8, vocab=64, dropout=0.1, stage=0, steps=1, precision="bf16"
@@ -44,7 +45,7 @@ def test_a_block_is_drawn_tensor_by_tensor() -> None:
 def test_bars_are_as_long_as_what_is_kept() -> None:
     alone = saved(1)
     figure = cuts.kept_figure({"one": cuts.kept_parts(alone, alone)}, "title")
-    assert max(patch.get_x() + patch.get_width() for patch in figure.axes[0].patches) == 34 * SBH + SCORES
+    assert max(box.x[1] for box in next(figure.panels).of(Box)) == 34 * SBH + SCORES
     with pytest.raises(InputError, match="no bars"):
         cuts.kept_figure({}, "title")
 

@@ -26,7 +26,7 @@ def test_the_bars_of_ranks_have_their_bytes() -> None:
         stepping.meet(world, "all_reduce")
         snapshots = [rank.memory() for rank in world.ranks]
     figure = ranks.ranks_figure(snapshots, "title")
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
+    assert next(figure.panels).y.rows == ("rank 0", "rank 1", "rank 2")
     assert figure._repr_png_()
     with pytest.raises(InputError, match="no ranks"):
         ranks.ranks_figure([], "title")

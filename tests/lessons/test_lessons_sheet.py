@@ -6,12 +6,13 @@ import pytest
 
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import Line, chart
+from zerosim.report.plots.draw import draw
 
 
 def test_a_chart_draws_each_line_and_shows_itself() -> None:
     lines = {"one": Line([0, 1, 2], [0, 1, 4]), "two": Line([0, 2], [1, 1], "-"), "three $": Line([1], [3], "o")}
     figure = chart("title", "subtitle", lines, xlabel="x", ylabel="y", bounds=(0, 5))
-    (axes,) = figure.axes
+    (axes,) = draw(figure).axes
     assert [list(line.get_ydata()) for line in axes.lines] == [[0, 1, 4], [1, 1], [3]]
     assert axes.get_ylim() == (0, 5)
     assert figure._repr_png_()[0].startswith(b"\x89PNG")

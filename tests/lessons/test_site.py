@@ -38,9 +38,10 @@ def test_every_page_and_notebook_is_on_the_site(build: Any, tmp_path: Path) -> N
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_lessons_03_and_06_have_a_player_beside_the_text(build: Any, tmp_path: Path) -> None:
+def test_a_lesson_that_steps_has_a_player_beside_the_text(build: Any, tmp_path: Path) -> None:
     build.lay_out(tmp_path)
-    assert set(build.PLAYERS) == {"03_collectives", "06_zero3"}
+    texts = {path.stem: path.read_text("utf-8") for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert {name for name, text in texts.items() if "zerosim.debug(" in text} <= set(build.PLAYERS) <= set(texts)
     for name in build.PLAYERS:
         cells = json.loads((tmp_path / f"course/{name}.ipynb").read_text("utf-8"))["cells"]
         frames = [at for at, cell in enumerate(cells) if "<iframe" in "".join(cell["source"])]
@@ -48,6 +49,17 @@ def test_lessons_03_and_06_have_a_player_beside_the_text(build: Any, tmp_path: P
         (source,) = re.findall(r'<iframe src="([^"]+)"', "".join(cells[1]["source"]))
         page = (tmp_path / "extra" / "course" / source).resolve()  # the site's own folder is where `extra` is copied
         assert '"schema":"zerosim-player"' in page.read_text("utf-8")
+
+
+def test_every_picture_of_a_notebook_has_its_words(build: Any) -> None:
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        for cell in json.loads(build.with_alts(path.read_text("utf-8")))["cells"]:
+            drawn = [output for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+            assert len(drawn) <= 1  # MyST-NB has one text for all pictures of a cell
+            if drawn:
+                words = cell["metadata"]["mystnb"]["image"]["alt"]
+                assert words == drawn[0]["metadata"]["image/png"]["alt"]
+                assert len(words) > 20
 
 
 def test_links_follow_a_page_to_its_place(build: Any) -> None:

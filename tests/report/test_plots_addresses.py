@@ -6,11 +6,9 @@ import io
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.text import Text
+from test_plots import assert_readable
 
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
@@ -20,8 +18,10 @@ from zerosim.device.allocators.blocks import MIB
 from zerosim.device.allocators.caching import CachingAllocator
 from zerosim.device.events import Alloc, Event, Free, Mark, Retag, Scope
 from zerosim.errors import InputError
-from zerosim.report.export.extents import Addresses, Extent, read_addresses
-from zerosim.report.plots import addresses_figure, write_figure
+from zerosim.report.export.extents import Extent, read_addresses
+from zerosim.report.plots import addresses_figure
+from zerosim.report.plots.draw import draw, write_chart
+from zerosim.report.plots.panel import Boxes, Rule
 from zerosim.train.plan import plan
 
 SMALL = RunConfig(layers=3, hidden=16, heads=4, seq=16, ranks=2, stage=2, steps=1, recompute="full", micro_batch=2)
@@ -86,38 +86,33 @@ def test_a_page_given_back_is_cut_out_of_what_was_taken() -> None:
     assert sorted(at_the_end) == [(20, 20), (40, 20), (60, 60)]
 
 
-def rectangles(figure: Figure, gid: str) -> set[tuple[float, float, float, float]]:
-    (drawn,) = figure.findobj(lambda artist: artist.get_gid() == gid)
-    corners = [path.vertices for path in drawn.get_paths()]
-    return {(*corner.min(axis=0), *corner.max(axis=0)) for corner in corners}
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_picture_draws_them(theme: str) -> None:
-    shown = read_addresses(by_hand(), Arena(100), step=0)
-    figure = addresses_figure(shown, "arena", step=0, theme=theme)
-    assert rectangles(figure, "live.optim") == {(0, 60, 3, 80), (3, 0, 5, 20)}
-    assert rectangles(figure, "live.kept") == {(4, 20, 5, 90)}
-    assert rectangles(figure, "reserved") == {(0, 0, 5, 100)}
+    chart = addresses_figure(read_addresses(by_hand(), Arena(100), step=0), "arena", step=0)
+    (panel,) = chart.panels
+    corners = {boxes.name: set(boxes.corners) for boxes in panel.of(Boxes)}
+    assert corners["live.optim"] == {(0, 60, 3, 80), (3, 0, 5, 20)}
+    assert corners["live.kept"] == {(4, 20, 5, 90)}
+    assert corners["reserved"] == {(0, 0, 5, 100)}
     svg = io.BytesIO()
-    write_figure(figure, svg, "svg")
-    assert f"<title>{figure.get_label()}</title>".encode() in svg.getvalue()
+    write_chart(chart, svg, "svg", theme=theme)
+    assert f"<title>{chart.title}</title>".encode() in svg.getvalue()
+    for name, wanted in corners.items():
+        (drawn,) = draw(chart).findobj(lambda artist, name=name: artist.get_gid() == name)
+        paths = [path.vertices for path in drawn.get_paths()]  # type: ignore[attr-defined]
+        assert {(*path.min(axis=0), *path.max(axis=0)) for path in paths} == wanted
 
 
 def test_out_of_memory_is_told_in_words_that_can_be_read() -> None:
     shown = read_addresses(by_hand(), Arena(100, arena_knobs("defragment:False")))
-    assert isinstance(shown, Addresses)
+    chart = addresses_figure(shown, "arena")
+    (rule,) = next(chart.panels).of(Rule)
+    assert (rule.x, rule.words) == (shown.num_events, "out of memory: 70 B of activation; 80 B free, largest hole 60 B")
     for size in (None, (5.0, 3.0)):
-        figure: Any = addresses_figure(shown, "arena", size=size)
-        renderer = figure.canvas.get_renderer()
-        (label,) = figure.findobj(lambda artist: artist.get_gid() == "refusal label" and isinstance(artist, Text))
-        assert label.get_text() == "out of memory: 70 B of activation; 80 B free, largest hole 60 B"
-        for text in (label, *figure.texts):
-            box = text.get_window_extent(renderer)
-            assert min(box.x0, box.y0) >= -1, text.get_text()
-            assert box.x1 <= figure.bbox.x1 + 1, text.get_text()
-            assert box.y1 <= figure.bbox.y1 + 1, text.get_text()
+        figure = draw(chart, size=size)
+        assert rule.words in [text.get_text() for text in figure.axes[0].texts]
+        assert_readable(figure)
 
 
 def test_the_command_writes_the_picture_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

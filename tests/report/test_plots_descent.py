@@ -17,6 +17,7 @@ from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError
 from zerosim.report.plots import descent_figure
 from zerosim.report.plots.descent import MOST
+from zerosim.report.plots.draw import draw
 
 CURVATURE = np.array([1.0, 30.0])  # of the bowl along its axes
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--steps", "2"]
@@ -80,7 +81,7 @@ def test_the_key_has_the_rates_and_covers_no_path() -> None:
     paths = best_paths(["saddle", "bowl", "beale"], ["sgd", "lion"], steps=5)
     crowd = {f"{title} {copy}": path for title, path in paths["saddle"].items() for copy in range(MOST // 2)}
     for drawn, size in ((paths, None), ({"saddle": crowd}, None)):
-        figure = descent_figure(drawn, size=size)
+        figure = draw(descent_figure(drawn), size=size)
         sheet = figure.bbox
         for axes, by_name, words in zip(figure.axes, drawn.values(), legends(figure), strict=False):
             for path, text in zip(by_name.values(), words, strict=True):
@@ -93,8 +94,8 @@ def test_the_key_has_the_rates_and_covers_no_path() -> None:
             assert box.y0 >= sheet.y0
     with pytest.raises(InputError, match="more than the 8"):
         descent_figure({"bowl": dict.fromkeys("abcdefghi", next(iter(crowd.values())))})
-    with pytest.raises(InputError, match="size 5x3: too small for these paths and their key"):
-        descent_figure({"saddle": crowd, "bowl": crowd, "beale": crowd}, size=(5.0, 3.0))
+    with pytest.raises(InputError, match="size 5x3: too small for these lines and their list"):
+        draw(descent_figure({"saddle": crowd, "bowl": crowd, "beale": crowd}), size=(5.0, 3.0))
     with pytest.raises(InputError, match="no paths"):
         descent_figure({"bowl": {}})
 
@@ -121,7 +122,7 @@ def test_descent_writes_the_paths_that_it_draws(tmp_path: File, capsys: pytest.C
     assert paths["SGD"] == json.loads(json.dumps(best.to_dict()))
     text = out.read_text("utf-8")
     assert f"lr {best.lr:g}" in text
-    assert text.count('id="path.') == 2
+    assert text.count('id="line.') == 2
 
 
 def test_optimizers_draws_each_ones_loss_and_bytes(tmp_path: File, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,9 @@ import pytest
 from zerosim.cli.main import main
 from zerosim.errors import InputError
 from zerosim.report.plots import gradients_figure
+from zerosim.report.plots.draw import draw
 from zerosim.report.plots.gradients import power_of_two
+from zerosim.report.plots.panel import Box, Boxes, Note
 from zerosim.train.gradients import FORMATS, POWERS, Gradients
 
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--steps", "2"]
@@ -21,24 +23,24 @@ SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ste
 def test_bars_are_the_counts() -> None:
     found = Gradients()
     found.add(np.array([2.0**-30, 2.0**-10, -1.5 * 2.0**-10, 2.0**-9], np.float32))
-    for theme in ("light", "dark"):
-        figure = gradients_figure(found, theme=theme)
-        hills, ranges, *casts = figure.axes
-        heights = {round(bar.get_x()): bar.get_height() for bar in hills.patches}
-        assert heights == {-30: 0.25, -10: 0.5, -9: 0.25}
-        assert [tick.get_text() for tick in ranges.get_yticklabels()] == list(FORMATS)
-        assert [axes.get_title() for axes in casts] == list(FORMATS)
-        for axes, name in zip(casts, FORMATS, strict=True):
-            drawn = [bar.get_height() for bar in axes.patches]
-            assert drawn == [found.share(name, power)[what] for power in POWERS for what in ("to_zero", "overflowed")]
-    first = [text.get_text() for text in casts[0].texts]
-    assert first[0] == "25"  # 2^-30 is half of a half of fp16's smallest number, and 2^4 times that still is
+    hills, ranges, *casts = gradients_figure(found).panels
+    (bars,) = hills.of(Boxes)
+    assert {round(left): high for left, _, _, high in bars.corners} == {-30: 0.25, -10: 0.5, -9: 0.25}
+    assert ranges.y.rows == FORMATS
+    assert [panel.title for panel in casts] == list(FORMATS)
+    for panel, name in zip(casts, FORMATS, strict=True):
+        drawn = [box.y[1] - box.y[0] for box in panel.of(Box)]
+        shares = [found.share(name, power)[what] for power in POWERS for what in ("to_zero", "overflowed")]
+        assert drawn == pytest.approx([share for share in shares if share])
+    assert casts[0].of(Note)[0].words == "25"  # 2^-30 is half of fp16's smallest number, and 2^4 times that still is
+    assert all(draw(gradients_figure(found), theme=theme).axes for theme in ("light", "dark"))
 
 
 def test_ranges_begin_and_end_where_the_formats_do() -> None:
     found = Gradients()
     found.add(np.array([1.0], np.float32))
-    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in gradients_figure(found).axes[1].patches]
+    _, ranges, *_ = gradients_figure(found).panels
+    bars = [box.x for box in ranges.of(Box)]
     # Full, then pale: fp16, bf16 (whose subnormal numbers lie far to the left), e4m3, e5m2.
     assert bars == [(-14, 16), (-24, -14), (-27, 19), (-6, 9), (-9, -6), (-14, 16), (-16, -14)]
     assert power_of_two(-24) == "2⁻²⁴"

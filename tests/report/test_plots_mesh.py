@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.text import Text
 
 from zerosim.analysis.formulas import bubble
 from zerosim.analysis.slots import slots_of
@@ -17,7 +16,9 @@ from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.stages import Chunks
 from zerosim.report.plots import memory_figure, schedule_figure
 from zerosim.report.plots.by_stage import memory_bars, traffic_formulas
-from zerosim.report.plots.style import contrast
+from zerosim.report.plots.draw import draw
+from zerosim.report.plots.panel import Box
+from zerosim.report.plots.style import THEMES, contrast
 from zerosim.train.plan import plan
 
 SIZES: dict[str, Any] = {"layers": 4, "hidden": 16, "heads": 4, "seq": 8, "micro_batch": 1, "steps": 1}
@@ -30,7 +31,7 @@ def test_memory_by_pipeline_stage() -> None:
     assert [bar.rank for bar in bars] == [0, 2, 4, 6]
     assert [bar.total_bytes for bar in bars] == [result.memory[rank].peak.total_bytes for rank in (0, 2, 4, 6)]
     figure = memory_figure({"ZeRO-1 (P_os)": result}, mark="peak")
-    assert figure.get_label() == "Bytes per rank at the peak, by pipeline stage"
+    assert figure.title == "Bytes per rank at the peak, by pipeline stage"
     both = {"ZeRO-1 (P_os)": result, "ZeRO-0": result}
     assert [bar.label for bar in memory_bars(both)] == list(both)  # several ZeRO stages: a bar for each
     assert traffic_formulas({"ZeRO-1": result}) == []
@@ -42,22 +43,20 @@ def test_memory_by_pipeline_stage() -> None:
 def test_a_schedule_is_drawn_slot_by_slot(kind: str, chunks: int, theme: str) -> None:
     lists = [SCHEDULES[kind](4, stage, 8, chunks) for stage in range(4)]
     slots = slots_of(lists, Chunks(4, chunks, turns_back=kind == "zb-v"))
-    figure = schedule_figure(slots, kind, theme=theme)
-    drawn = {str(patch.get_gid()): (patch.get_x(), patch.get_width()) for patch in figure.axes[0].patches}  # type: ignore[attr-defined]
+    chart = schedule_figure(slots, kind)
+    (panel,) = chart.panels
+    drawn = {box.name: (box.x, box.words) for box in panel.of(Box)}
     assert len(drawn) == sum(map(len, lists))
     for stage, own in enumerate(slots):
         for action, start, stop in own:
             name = f"stage{stage}.{action.letter}{action.slot}.{action.chunk}"
-            assert drawn[name] == (start, stop - start)
-    text = " ".join(each.get_text() for each in figure.findobj(Text))  # type: ignore[attr-defined]
-    assert f"= {bubble(kind).at(p=4, m=8, v=chunks)}" in text
-    assert ("By own span: 0" in text) == (kind == "zb-v")
-    assert "which it is not" not in text
-    paper = "#ffffff" if theme == "light" else "#10151b"
-    for patch in figure.axes[0].patches:
-        red, green, blue, _ = patch.get_facecolor()
-        color = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
-        assert contrast(color, paper) > 1.5
+            assert drawn[name] == ((start, stop), (str(action.slot),))
+    assert f"= {bubble(kind).at(p=4, m=8, v=chunks)}" in chart.subtitle
+    assert ("By own span: 0" in chart.subtitle) == (kind == "zb-v")
+    assert "which it is not" not in chart.subtitle
+    assert all(contrast(THEMES[theme].color(paint), THEMES[theme].background) > 1.5 for _, paint in chart.key)
+    assert {box.paint for box in panel.of(Box)} == {paint for _, paint in chart.key}
+    assert len(draw(chart, theme=theme).axes[0].patches) == len(drawn)
 
 
 def test_the_command_writes_the_picture_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,9 @@ from zerosim.cli.main import main
 from zerosim.config.parts.fp8 import SCALINGS
 from zerosim.errors import InputError
 from zerosim.report.plots import operands_figure
-from zerosim.report.plots.operands import percent
+from zerosim.report.plots.draw import draw
+from zerosim.report.plots.panel import Box
+from zerosim.report.plots.words import percent
 from zerosim.train.operands import FORMATS, OPERANDS, Cast, Operands
 
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "16", "--steps", "2"]
@@ -33,13 +35,12 @@ def counted() -> Operands:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_bars_are_the_shares(theme: str) -> None:
-    figure = operands_figure(counted(), theme=theme)
-    ends = {axes.get_title(): [bar.get_x() + bar.get_width() for bar in axes.patches] for axes in figure.axes}
+    chart = operands_figure(counted())
+    ends = {panel.title: [box.x[1] for box in panel.of(Box)] for panel in chart.panels}
     assert ends.pop("output gradients in e4m3") == pytest.approx([0.005, 0.02, 0.13])
     assert not any(ends.values())
-    words = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert words == ["0.5", "2", "13"]
-    assert_readable(figure)
+    assert [box.after for panel in chart.panels for box in panel.of(Box)] == ["0.5", "2", "13"]
+    assert_readable(draw(chart, theme=theme))
 
 
 def test_shares_have_few_digits() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from matplotlib.text import Text
+from test_plots import texts_of
 
 from zerosim.cli.main import main
 from zerosim.cli.plot_slides import SET, of_set
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError
 from zerosim.report.plots import flow_figure, stage_figure, stages_figure
+from zerosim.report.plots.draw import draw
 from zerosim.report.plots.flow import read_flows
 from zerosim.report.plots.holdings import STRIPS, bounds, holdings, moments
 from zerosim.train.plan import plan
@@ -80,15 +82,16 @@ def test_every_text_of_a_slide_can_be_read(theme: str) -> None:
     results = {f"ZeRO-{stage}": planned(stage) for stage in (1, 2, 3)}
     wide = planned(1, ranks=8)
     figures = [
-        stage_figure(planned(3), holdings(planned(3)), "ZeRO-3", theme=theme),
-        stage_figure(wide, holdings(wide), "ZeRO-1", theme=theme),
-        stages_figure(results, {name: holdings(result)["after"] for name, result in results.items()}, theme=theme),
-        flow_figure(planned(3), read_flows(planned(3).events), "ZeRO-3", theme=theme),
+        stage_figure(planned(3), holdings(planned(3)), "ZeRO-3"),
+        stage_figure(wide, holdings(wide), "ZeRO-1"),
+        stages_figure(results, {name: holdings(result)["after"] for name, result in results.items()}),
+        flow_figure(planned(3), read_flows(planned(3).events), "ZeRO-3"),
     ]
-    for figure in figures:
+    for chart in figures:
+        figure = draw(chart, theme=theme)
         figure.draw_without_rendering()
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-        texts = [text for text in (*figure.texts, *figure.axes[0].texts) if text.get_text()]
+        texts = texts_of(figure)
         boxes = [(text.get_text(), Text.get_window_extent(text, renderer)) for text in texts]
         assert len(boxes) > 8
         for (one, a), (other, b) in itertools.combinations(boxes, 2):
@@ -99,7 +102,7 @@ def test_every_text_of_a_slide_can_be_read(theme: str) -> None:
             assert 0 <= box.x0 < box.x1 <= figure.bbox.width, words
         smallest = min(text.get_fontsize() for text in texts)
         assert smallest >= 14  # points, on a sheet of 12.8 inches
-        assert getattr(figure, "alt", "").count(".") >= 3
+        assert chart.alt.count(".") >= 3
 
 
 def test_the_set_is_made_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

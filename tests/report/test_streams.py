@@ -17,7 +17,9 @@ from zerosim.device.events import COMPUTE, CPU
 from zerosim.errors import InputError
 from zerosim.ledger.clock import Timeline
 from zerosim.report.plots import streams_figure
+from zerosim.report.plots.draw import draw
 from zerosim.report.plots.history import live_in_time
+from zerosim.report.plots.panel import Areas
 from zerosim.report.plots.streams import BUBBLE, COMMUNICATION, bars_of
 from zerosim.train.plan import plan, timeline_of
 from zerosim.train.result import RunResult
@@ -61,11 +63,10 @@ def test_live_bytes_are_drawn_by_kind_and_add_up_to_the_clocks(result: RunResult
         assert len(few.seconds) <= 2 * 50 + 2
         assert few.live.sum(axis=0).max() == max(totals)
     figure = streams_figure(timeline, [0], events=result.events[0])
-    drawn = {str(area.get_gid()).removeprefix("area.") for area in figure.axes[1].collections}
-    assert {"param", "grad", "optim", "activation"} <= drawn
-    [key] = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
-    assert {"parameters", "optimizer states"} <= {text.get_text() for text in key.get_texts()}
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["compute", "communication"]
+    lanes, below = figure.panels
+    assert {"param", "grad", "optim", "activation"} <= set(below.of(Areas)[0].names)
+    assert {"parameters", "optimizer states"} <= {words for words, _ in below.key}
+    assert lanes.y.rows == ("compute", "communication")
 
 
 def test_the_hosts_cpu_has_a_lane_where_it_steps() -> None:
@@ -80,15 +81,14 @@ def test_the_hosts_cpu_has_a_lane_where_it_steps() -> None:
         assert (steps[0].start < computes[0].stop) == bool(late)
         assert "collective" not in {bar.what for bar in bars_of(timeline.last, COMMUNICATION)}
         figure = streams_figure(timeline, [0], events=planned.events[0], step=late)
-        names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-        assert names == ["compute", "its host's CPU", "communication"]
-        kinds = {str(area.get_gid()).removeprefix("area.") for area in figure.axes[1].collections}
-        assert "optim" not in kinds
+        lanes, below = figure.panels
+        assert lanes.y.rows == ("compute", "its host's CPU", "communication")
+        assert "optim" not in below.of(Areas)[0].names
 
 
 @pytest.mark.slow
 def test_ranks_that_have_no_lanes_are_refused(timeline: Timeline) -> None:
-    figure = streams_figure(timeline, sorted(timeline.tracks), theme="dark")
+    figure = draw(streams_figure(timeline, sorted(timeline.tracks)), theme="dark")
     assert figure.get_label().startswith("A step of ")
     with pytest.raises(InputError, match="rank 1 was not simulated: another one stands for it; expected one of 0, 2"):
         streams_figure(timeline, [1])

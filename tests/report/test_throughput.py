@@ -13,6 +13,8 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError
 from zerosim.report.plots import throughput_figure
+from zerosim.report.plots.draw import draw
+from zerosim.report.plots.panel import Line, Note
 from zerosim.report.plots.throughput import Point
 from zerosim.report.time import time_values
 from zerosim.train.plan import plan
@@ -42,13 +44,14 @@ def test_points_are_plans_of_that_size(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_what_does_not_fit_is_hollow_and_said_to_be(theme: str) -> None:
     lines = {"DDP": [Point(1, 90.0, True), Point(8, 100.0, False)], "ZeRO-3": [Point(1, 80.0, True)]}
-    figure = throughput_figure(lines, "ranks", theme=theme, trust="Never compared.")
-    [axes] = figure.axes
-    first = axes.collections[0].get_facecolors()
+    chart = throughput_figure(lines, "ranks", trust="Never compared.")
+    (panel,) = chart.panels
+    assert [line.filled for line in panel.of(Line)] == [[True, False], [True]]
+    assert [note.words for note in panel.of(Note)] == ["OOM"]
+    assert "Never compared." in chart.notes
+    assert any("Hollow, OOM" in note for note in chart.notes)
+    first = draw(chart, theme=theme).axes[0].collections[0].get_facecolors()
     assert tuple(first[1]) != tuple(first[0])
-    assert [text.get_text() for text in axes.texts].count("OOM") == 1
-    assert any("Never compared." in text.get_text() for text in figure.texts)
-    assert any("Hollow, OOM" in text.get_text() for text in figure.texts)
     with pytest.raises(InputError, match="nothing to draw"):
         throughput_figure({}, "ranks")
 
@@ -57,7 +60,7 @@ def test_a_band_is_drawn_where_steps_were_measured() -> None:
     measured = [Point(1, 90.0, True, (70.0, 95.0)), Point(8, 100.0, True, (80.0, 120.0))]
     lines = {"DDP": measured, "ZeRO-3": [Point(1, 80.0, True)]}
     figure = throughput_figure(lines, "ranks")
-    bands = [one.get_gid() for one in figure.axes[0].collections if str(one.get_gid()).startswith("band.")]
-    assert bands == ["band.DDP"]
-    assert any("bands overlap are not ranked" in " ".join(text.get_text().split()) for text in figure.texts)
-    assert figure.axes[0].get_ylim()[1] > 120
+    (panel,) = figure.panels
+    assert [list(line.band) for line in panel.of(Line)] == [[(1, 70.0, 95.0), (8, 80.0, 120.0)], []]
+    assert any("bands overlap are not ranked" in note for note in figure.notes)
+    assert panel.y.ends[1] > 120

@@ -110,9 +110,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _draw(grade: Grade | None, file: BinaryIO, form: str) -> None:
     with no_backend():
-        from zerosim.report.plots.page import write_figure
+        from zerosim.report.plots.draw import write_chart
     assert grade is not None  # else no output file was requested
-    write_figure(grade.plot(), file, form)
+    write_chart(grade.plot(), file, form)
 
 
 def _play(grade: Grade | None, file: BinaryIO) -> None:

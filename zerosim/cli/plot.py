@@ -22,8 +22,7 @@ from zerosim.cli.plot_run import (
     Drawn,
     addresses,
     gradients,
-    of_gradients,
-    of_operands,
+    on_one_rank,
     operands,
     planned,
     planned_exact,
@@ -82,13 +81,13 @@ FIGURES = {
         "a step's time by the bandwidth between GPUs, and where communication hides, by stage (with --gpu)"),
     "gradients": Figure(gradients, "",
         "a real run's gradients by size, against what fp16, bf16, e4m3 and e5m2 hold at each loss scale",
-        of_gradients, add_run_flags,
+        on_one_rank, add_run_flags,
         "One rank trains in fp32 without ZeRO, so that the true size of each gradient is known. What backward\n"
         "leaves is counted in every step, before clipping: by power of two, and after a cast of scale times\n"
         "gradient to each format. After Figure 3 of Mixed Precision Training (arXiv 1710.03740)."),
     "operands": Figure(operands, "",
         "a real run's inputs, weights and output gradients in e4m3 and e5m2: what is lost by each scaling of --fp8",
-        of_operands, add_run_flags,
+        on_one_rank, add_run_flags,
         "One rank trains without 8 bits. Before each product of a block's linear map its operands are cast as\n"
         "each scaling of --fp8 casts them (of torchao, or of te where that is the default), in both formats.\n"
         "Counted are the numbers that keep all digits, lose digits, become 0, and saturate."),
@@ -190,17 +189,19 @@ def _plot(figure: Figure, args: argparse.Namespace) -> int:
         picture = output(args, "out", *read) if is_first else None
         figures = output(args, "json", *read, apart=[picture]) if is_first else None
         with no_backend():
-            from zerosim.report.plots.page import check_size, write_figure
+            from zerosim.report.plots.draw import draw, write_figure
+            from zerosim.report.plots.page import check_size
         if args.size is not None:
             check_size(args.size)
         drawn = figure.draw(args, config, limit)
+        sheet: Any = drawn.figure if figure.moves else draw(drawn.figure, theme=args.theme, size=args.size)
         values = as_json(lambda: {"schema": 1, **about, **drawn.numbers})
 
         def write(file: BinaryIO) -> None:
             if figure.moves:
-                file.write(drawn.figure.svg.encode())
+                file.write(sheet.svg.encode())
             else:
-                write_figure(drawn.figure, file, form)
+                write_figure(sheet, file, form)
 
         with written((picture, write), (figures, values)):
             pass  # the text below is only true if nothing failed

@@ -30,5 +30,5 @@ def experts(args: argparse.Namespace, config: RunConfig, limit: object) -> Drawn
         result = trained(args, config)
         routes, how = routes_of(config, result.routed.chosen), f"{len(result.steps)} steps, as the router chose"
     subtitle = f"{model_name(config)}: {config.model.choice} a token. {how.capitalize()}"
-    figure = experts_figure(routes, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = experts_figure(routes, subtitle=subtitle)
     return Drawn(figure, routes.to_dict())

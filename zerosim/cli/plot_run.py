@@ -7,9 +7,9 @@ gradients, operands in 8 bits.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zerosim.cli.options import training_config
 from zerosim.cli.outputs import human_stream
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerosim.train.result import RunResult
 
 MOST_SLOTS = 20_000
+Found = TypeVar("Found")
 
 
 class Asked(NamedTuple):
@@ -36,7 +37,7 @@ class Asked(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """matplotlib's Figure, its numbers, the text beside them, and the exit code."""
+    """A `Chart` or an animation, its numbers, the text beside them, and the exit code."""
 
     figure: Any
     numbers: dict[str, Any]
@@ -125,7 +126,7 @@ def timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     result = _recorded(config, step)
     histories = [result.events[rank] for rank in ranks]
     subtitle = f"{stage_label(config.parallel.zero_stage).split(' (')[0]}, {run_words({'': result})}"
-    figure = timeline_figure(histories, ranks, step, limit=line, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = timeline_figure(histories, ranks, step, limit=line, subtitle=subtitle)
     drawn = [read_history(events, step).to_dict() for events in histories]
     panels = [{"rank": rank, **numbers} for rank, numbers in zip(ranks, drawn, strict=True)]
     return Drawn(figure, {"step": step, "limit": limit and limit.to_dict(), "panels": panels})
@@ -152,7 +153,7 @@ def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     placed = read_addresses(result.events[rank], allocator, step)
     knobs = f", {conf}" if conf else ""
     subtitle = f"{STAGES[config.parallel.zero_stage]}, {run_words({'': result})}{knobs}"
-    figure = addresses_figure(placed, name, rank=rank, step=step, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = addresses_figure(placed, name, rank=rank, step=step, subtitle=subtitle)
     return Drawn(figure, {"rank": rank, "step": step, "limit": limit and limit.to_dict(), **placed.to_dict()})
 
 
@@ -173,9 +174,8 @@ def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     ranks = sorted(track_of.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
     found = step_interval(config, step_time(track_of, result.stands_for), cluster)
     subtitle = f"{run_words({'': result})}, on {cluster.name}. {trust(cluster, found)}"
-    looks = {"subtitle": subtitle, "theme": args.theme, "size": args.size}
     step = timed_step(result.config)
-    figure = streams_figure(track_of, ranks, events=result.events[ranks[0]], step=step, **looks)
+    figure = streams_figure(track_of, ranks, events=result.events[ranks[0]], step=step, subtitle=subtitle)
     return Drawn(figure, {"step_s": track_of.seconds, "ranks": [track_values(track_of.tracks[rank]) for rank in ranks]})
 
 
@@ -203,59 +203,51 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     slots = slots_of([order(pp, stage, batches, chunks) for stage in range(pp)], config.chunks)
     shares = {"counted": counted_bubble(slots), "formula": bubble(kind).at(p=pp, m=batches, v=chunks)}
     shares["own_span"] = counted_own_span(slots)
-    figure = schedule_figure(slots, kind, theme=args.theme, size=args.size)
+    figure = schedule_figure(slots, kind)
     stages = [[values(slot) for slot in own] for own in slots]
     bubbles = {name: str(share) for name, share in shares.items()}
     return Drawn(figure, {"schedule": kind, "bubble": bubbles, "stages": stages})
 
 
 # -- a real run -------------------------------------------------------------------------------------
-def trained(args: argparse.Namespace, config: RunConfig) -> RunResult:
-    """Train, and say how far it is."""
+def _trained(args: argparse.Namespace, config: RunConfig, work: Callable[..., Found], words: str = "") -> Found:
+    """Train by `work`, and say how far it is."""
     from zerosim.report.progress import progress_on
-    from zerosim.train.run import DEFAULT_STEPS, run
+    from zerosim.train.run import DEFAULT_STEPS
 
     steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
-    with progress_on(human_stream(args), config.mesh.ranks, steps, "", quiet=args.quiet) as progress:
-        return run(config, progress=progress)
+    with progress_on(human_stream(args), config.mesh.ranks, steps, words, quiet=args.quiet) as progress:
+        return work(config, progress=progress)
 
 
-def of_gradients(args: argparse.Namespace) -> Asked:
-    """Build the run whose gradients are counted. Raises: InputError for flags that counting fixes."""
-    from zerosim.train.gradients import FIXED, on_one_rank
+def trained(args: argparse.Namespace, config: RunConfig) -> RunResult:
+    """Train, and say how far it is."""
+    from zerosim.train.run import run
 
-    _check_fixed(args, "gradients", FIXED)
-    return Asked(on_one_rank(training_config(args)))
-
-
-def of_operands(args: argparse.Namespace) -> Asked:
-    """Build the run whose operands are counted. Raises: InputError for flags that counting fixes."""
-    from zerosim.train.operands import FIXED, on_one_rank
-
-    _check_fixed(args, "operands", FIXED)
-    return Asked(on_one_rank(training_config(args)))
+    return _trained(args, config, run)
 
 
-def _check_fixed(args: argparse.Namespace, what: str, fixed: Mapping[str, str | int | None]) -> None:
-    for name, value in fixed.items():
+def on_one_rank(args: argparse.Namespace) -> Asked:
+    """Build the run whose gradients or operands are counted. Raises: InputError for flags that counting fixes."""
+    from zerosim.train import gradients, operands
+
+    counted = gradients if args.figure == "gradients" else operands
+    for name, value in counted.FIXED.items():
         if getattr(args, name, value) != value:
-            always = f"{what} are counted with {flag_of(name)} {value}"
+            always = f"{args.figure} are counted with {flag_of(name)} {value}"
             why = "every loss scale is tried" if value is None else always
             raise InputError(f"{flag_of(name)} {getattr(args, name)}: {why}; leave it out")
+    return Asked(counted.on_one_rank(training_config(args)))
 
 
 def gradients(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     from zerosim.report.plots import gradients_figure
-    from zerosim.report.progress import progress_on
     from zerosim.train.gradients import FORMATS, count_gradients
-    from zerosim.train.run import DEFAULT_STEPS
 
-    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
-    with progress_on(human_stream(args), 1, steps, "fp32", quiet=args.quiet) as progress:
-        found = count_gradients(config, progress=progress)
+    found = _trained(args, config, count_gradients, "fp32")
     psi = f"Ψ = {found.num // max(found.steps, 1):,} parameters"
     subtitle = f"{config.model.name} of {psi} on one rank, fp32 with {config.optim.optimizer}"
-    figure = gradients_figure(found, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = gradients_figure(found, subtitle=subtitle)
     lost = [(name, found.share(name, 0)) for name in FORMATS]
     said = ", ".join(f"{name} {share['to_zero'] + share['overflowed']:.2%}" for name, share in lost)
     return Drawn(figure, found.to_dict(), f"; lost without a loss scale: {said}")
@@ -265,16 +257,13 @@ def operands(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     """Count the fates of a run's operands in 8 bits, and draw them."""
     from zerosim.config.parts.fp8 import SCALINGS
     from zerosim.report.plots import operands_figure
-    from zerosim.report.plots.operands import CALLED, FATES, percent
-    from zerosim.report.progress import progress_on
+    from zerosim.report.plots.operands import CALLED, FATES
+    from zerosim.report.plots.words import percent
     from zerosim.train.operands import FORMATS, OPERANDS, count_operands
-    from zerosim.train.run import DEFAULT_STEPS
 
-    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
-    with progress_on(human_stream(args), 1, steps, "operands", quiet=args.quiet) as progress:
-        found = count_operands(config, progress=progress)
+    found = _trained(args, config, count_operands, "operands")
     subtitle = f"{config.model.name} on one rank, {config.precision.stored} with {config.optim.optimizer}"
-    figure = operands_figure(found, subtitle=subtitle, theme=args.theme, size=args.size)
+    figure = operands_figure(found, subtitle=subtitle)
 
     lines = list[str]()
     for operand in OPERANDS:

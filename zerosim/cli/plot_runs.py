@@ -33,7 +33,7 @@ def memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> 
     results, mark = _by_stage(args, config), args.mark
     # A flat model serves the papers' figures, which show model states alone.
     line, reserve = limit and limit.line, None if limit is None or config.model.family == "flat" else limit.reserve
-    figure = memory_figure(results, limit=line, mark=mark, theme=args.theme, size=args.size, reserve=reserve)
+    figure = memory_figure(results, limit=line, mark=mark, reserve=reserve)
     bars = [bar.to_dict() for bar in memory_bars(results, mark, reserve)]
     return Drawn(figure, {"mark": mark, "limit": limit and limit.to_dict(), "bars": bars})
 
@@ -43,7 +43,7 @@ def traffic(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     from zerosim.report.plots.by_stage import traffic_bars, traffic_formulas
 
     results = _by_stage(args, config)
-    figure = traffic_figure(results, theme=args.theme, size=args.size)
+    figure = traffic_figure(results)
     bars, formulas = traffic_bars(results), traffic_formulas(results)
     return Drawn(figure, {"bars": [bar.to_dict() for bar in bars], "formulas": [line.to_dict() for line in formulas]})
 
@@ -62,7 +62,7 @@ def scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
         for bar in memory_bars(results, mark):
             lines.setdefault(bar.label.split(" (")[0], []).append((ranks, bar.total_bytes))
     line = limit and limit.line
-    figure = scaling_figure(lines, limit=line, mark=mark, subtitle=run_words(shown), theme=args.theme, size=args.size)
+    figure = scaling_figure(lines, limit=line, mark=mark, subtitle=run_words(shown))
     return Drawn(figure, {"mark": mark, "limit": limit and limit.to_dict(), "lines": lines})
 
 
@@ -112,9 +112,7 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
         else " on a data rank, each model's own length"
     )
     subtitle = ", ".join([run_words(shown), rows, *notes_of(config, "assumed"), f"on {cluster.name}"])
-    figure = throughput_figure(
-        lines, along, subtitle=subtitle, trust=trust(cluster, *intervals), theme=args.theme, size=args.size
-    )
+    figure = throughput_figure(lines, along, subtitle=subtitle, trust=trust(cluster, *intervals))
     return Drawn(figure, {"along": along, "limit": limit.to_dict(), "lines": points})
 
 
@@ -148,7 +146,7 @@ def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
         intervals += [step_interval(asked, time, cluster) for time in times]
         lines[STAGES[stage]] = Line(times, hides_from(step, cluster), bands)
     trusted = trust(cluster, *intervals)
-    figure = overlap_figure(lines, speeds, link, config, cluster, trust=trusted, theme=args.theme, size=args.size)
+    figure = overlap_figure(lines, speeds, link, config, cluster, trust=trusted)
     numbers = {"modelled_on": cluster.name, "link": link, "own_bytes_per_s": own, "bytes_per_s": speeds}
     numbers |= {"stages": {name: line.to_dict() for name, line in lines.items()}}
     return Drawn(figure, numbers)
@@ -228,7 +226,7 @@ def descent(args: argparse.Namespace, config: None, limit: None) -> Drawn:
 
     _check_count(args.optimizers)
     paths = best_paths(args.surface, args.optimizers, args.steps)
-    figure = descent_figure(paths, theme=args.theme, size=args.size)
+    figure = descent_figure(paths)
     values = {name: {title: path.to_dict() for title, path in of.items()} for name, of in paths.items()}
     return Drawn(figure, {"steps": args.steps, "paths": values})
 
@@ -249,7 +247,7 @@ def optimizers(args: argparse.Namespace, base: RunConfig, limit: None) -> Drawn:
         raise next(iter(page.failures.values()))
     failed = [f"{OPTIMIZERS[name].title}: {error}." for name, error in page.failures.items()]
     results = {OPTIMIZERS[name].title: result for name, result in page.results.items()}
-    figure = optimizers_figure(results, notes=failed, theme=args.theme, size=args.size)
+    figure = optimizers_figure(results, notes=failed)
     code = OutOfMemory.exit_code if failed else 0
     return Drawn(figure, {"runs": page.to_dict()["columns"]}, code=code)
 

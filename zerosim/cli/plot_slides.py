@@ -67,10 +67,10 @@ def ownership(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn
     if hasattr(args, "stage"):
         [(label, result)] = results.items()
         name = label.split(" (")[0]
-        figure = stage_figure(result, held[label], name, theme=args.theme, size=args.size)
+        figure = stage_figure(result, held[label], name)
     else:
         after = {label: of["after"] for label, of in held.items()}
-        figure = stages_figure(results, after, theme=args.theme, size=args.size)
+        figure = stages_figure(results, after)
     numbers = {
         label: {moment: [one.to_dict() for one in of] for moment, of in moments.items()}
         for label, moments in held.items()
@@ -87,7 +87,7 @@ def flow(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     result = _kept(config, every_rank=True)
     flows = read_flows(result.events)
     stage = STAGES[config.parallel.zero_stage]
-    figure = flow_figure(result, flows, stage, theme=args.theme, size=args.size)
+    figure = flow_figure(result, flows, stage)
     return Drawn(figure, {"flows": [one.to_dict() for one in flows]})
 
 

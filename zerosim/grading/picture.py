@@ -14,13 +14,11 @@ from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
 if TYPE_CHECKING:
-    from zerosim.report.plots.page import Picture
+    from zerosim.report.plots.chart import Chart
 
 
-def drawn(
-    exercise: Exercise, verdict: Verdict, *, theme: str = "light", size: tuple[float, float] | None = None
-) -> Picture:
-    """Draw an answer's run beside the reference's. Raises: InputError if the answer did not run."""
+def drawn(exercise: Exercise, verdict: Verdict) -> Chart:
+    """Return an answer's run beside the reference's. Raises: InputError if the answer did not run."""
     from zerosim.report.plots.beside import beside_figure
 
     case, recorded = begun(exercise, verdict)
@@ -34,8 +32,6 @@ def drawn(
         title=f"Exercise {exercise.number}: your run beside the reference's",
         subtitle=f"{exercise.title}; {case.label}; {f'first failure: {first.name}' if first else 'solved'}",
         event=event,
-        theme=theme,
-        size=size,
     )
 
 

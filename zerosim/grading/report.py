@@ -18,7 +18,7 @@ from zerosim.units import few
 
 if TYPE_CHECKING:
     from zerosim.playback import Player
-    from zerosim.report.plots.page import Picture
+    from zerosim.report.plots.chart import Chart
 
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
 _COLOURS = {True: "#2a7d4f", False: "#b3361e", None: "#777777"}
@@ -88,14 +88,14 @@ class Grade:
         names = ", ".join(check.name for check in self.checks) or "none: not solved yet"
         raise InputError(f"no check {name!r} in this grade; choose one of {names}")
 
-    def plot(self, *, theme: str = "light", size: tuple[float, float] | None = None) -> Picture:
+    def plot(self) -> Chart:
         """Draw the answer's run beside the reference's: live bytes and collectives of one rank (`picture.py`).
 
         Raises: InputError if the answer did not run.
         """
         from zerosim.grading.picture import drawn
 
-        return drawn(self.exercise, self.verdict, theme=theme, size=size)
+        return drawn(self.exercise, self.verdict)
 
     def player(self) -> Player:
         """Play the answer's run beside the reference's, from the event that the first failure names (`playing.py`).

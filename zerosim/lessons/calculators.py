@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from zerosim.lessons.sheet import bars_figure
 from zerosim.lessons.tables import table
 from zerosim.report.look import Adaptive, Stack
-from zerosim.report.plots.bars import Bar
-from zerosim.report.plots.page import Picture
+from zerosim.report.plots.bars import Bar, bars_chart
+from zerosim.report.plots.chart import Chart
+from zerosim.report.plots.style import KIND_PAINTS
 from zerosim.units import format_bytes
 
 PARAM, GRAD, OPTIM, BUCKET, LIVE = "param", "grad", "optim", "comm", "unsharded_param"
@@ -122,7 +122,7 @@ def differences_table(found: Sequence[Compared]) -> Stack | Adaptive:
     return table(header, rows, title=f"Terms that differ; counted: {recipes}")
 
 
-def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = "") -> Picture:
+def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = "") -> Chart:
     """Draw bars by term: each recipe's count, and below it the calculators that come near it."""
     near: dict[str, list[Compared]] = {}
     for one in sorted(found, key=lambda one: list(NEAREST).index(one.name)):
@@ -133,4 +133,4 @@ def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = ""
         bars += [Bar(one.name, {term: int(part) for term, part in one.says.items()}, 0, True) for one in those]
     buffers = [f"{kind} is the {name}" for kind, name in NAMES.items() if any(bar.parts.get(kind) for bar in bars)]
     notes = [f"No model states: {', '.join(buffers)} that a calculator adds."] if buffers else []
-    return bars_figure(bars, 0.42 * len(bars) + 1.5, title, subtitle, notes)
+    return bars_chart(title, subtitle, bars, KIND_PAINTS, notes, height=0.42 * len(bars) + 1.5)

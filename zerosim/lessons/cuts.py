@@ -11,9 +11,10 @@ from fractions import Fraction
 
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
-from zerosim.lessons.sheet import THEME, Sheet, bars_figure
+from zerosim.lessons.sheet import THEME, Sheet
 from zerosim.placement.families import GPT
-from zerosim.report.plots.bars import Bar
+from zerosim.report.plots.bars import Bar, bars_chart
+from zerosim.report.plots.chart import Chart
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
 
@@ -34,12 +35,12 @@ def kept_parts(alone: Sequence[SavedRow], rows: Sequence[SavedRow]) -> dict[str,
     return {part: nbytes for part, nbytes in parts.items() if nbytes}
 
 
-def kept_figure(bars: Mapping[str, Mapping[str, int]], title: str, subtitle: str = "") -> Picture:
+def kept_figure(bars: Mapping[str, Mapping[str, int]], title: str, subtitle: str = "") -> Chart:
     """Draw a bar of `kept_parts` for each name. Raises: InputError for none."""
     if not bars:
         raise InputError("no bars: nothing to draw; pass at least one")
     drawn = [Bar(name, dict(parts), 0, True) for name, parts in bars.items()]
-    return bars_figure(drawn, max(3.0, 1.6 + 0.36 * len(drawn)), title, subtitle, paints=PAINTS)
+    return bars_chart(title, subtitle, drawn, PAINTS, height=max(3.0, 1.6 + 0.36 * len(drawn)))
 
 
 def block_figure(alone: Sequence[SavedRow], cuts: Mapping[str, Sequence[SavedRow]], title: str) -> Picture:

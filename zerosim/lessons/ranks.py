@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from zerosim.device.events import Event
 from zerosim.errors import InputError
 from zerosim.ledger.memory import Snapshot
-from zerosim.lessons.sheet import THEME, Sheet, bars_figure
+from zerosim.lessons.sheet import THEME, Sheet
 from zerosim.lessons.stepping import Joined, joined
-from zerosim.report.plots.bars import Bar
+from zerosim.report.plots.bars import Bar, bars_chart
+from zerosim.report.plots.chart import Chart
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, OTHER_PAINT, ink_on, mixed
 from zerosim.stepper import Moment, OwnedSlice, Ownership
@@ -27,12 +28,12 @@ MOST_LANES = 40
 
 
 # -- live bytes --------------------------------------------------------------------------------------
-def ranks_figure(snapshots: Sequence[Snapshot], title: str, subtitle: str = "") -> Picture:
+def ranks_figure(snapshots: Sequence[Snapshot], title: str, subtitle: str = "") -> Chart:
     """Draw one bar of live bytes per rank, stacked by kind. Raises: InputError for no ranks."""
     if not snapshots:
         raise InputError("no ranks: nothing to draw; pass at least one snapshot")
     bars = [Bar(f"rank {rank}", dict(snapshot.by_kind), rank, True) for rank, snapshot in enumerate(snapshots)]
-    return bars_figure(bars, max(3.0, 1.7 + 0.36 * len(bars)), title, subtitle)
+    return bars_chart(title, subtitle, bars, KIND_PAINTS, height=max(3.0, 1.7 + 0.36 * len(bars)))
 
 
 # -- who owns what -----------------------------------------------------------------------------------

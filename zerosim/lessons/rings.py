@@ -16,9 +16,10 @@ from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.events import Event, Launch, Message
 from zerosim.device.recorder import Recorder
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import THEME, Place, Sheet
+from zerosim.lessons.sheet import THEME, Sheet
 from zerosim.report.moving import Hop, Moving, moving_ring
 from zerosim.report.plots.page import Picture
+from zerosim.report.plots.panel import Place
 from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
 from zerosim.tensor import tensor
 from zerosim.units import format_bytes

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zerosim.errors import InputError
-from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
+from zerosim.report.plots.chart import Chart
 from zerosim.report.plots.page import Picture, dress, finish, frame, open_page
-from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, THEMES, Paint, ink_on
+from zerosim.report.plots.panel import Axis, Panel, Place
+from zerosim.report.plots.panel import Line as Mark
+from zerosim.report.plots.style import THEMES, ink_on
 
-Place = tuple[float, float]
 THEME = THEMES["light"]
 
 
@@ -117,48 +118,24 @@ def chart(
     xlabel: str,
     ylabel: str,
     bounds: Place | None = None,
-) -> Picture:
-    """Draw lines over one pair of axes, each named in a legend beside them. `bounds` are the ends of the upright axis.
+) -> Chart:
+    """Return lines over one pair of axes, each named in a list beside them. `bounds` are the ends of the upright axis.
 
     Raises: InputError for no lines.
     """
     if not lines:
         raise InputError("no lines: nothing to draw; pass at least one")
-    page = open_page((7.2, 3.6), THEME.name)
-    frame(page, title, subtitle)
-    axes: Any = page.figure.add_subplot()
-    dress(page, axes, grid="both")
-    for index, (name, line) in enumerate(lines.items()):
-        color = LINE_PAINTS[index % len(LINE_PAINTS)].light
-        axes.plot(
-            line.xs, line.ys, color=color, label=name.replace("$", r"\$"), gid=f"line.{name}",
-            linestyle=DASHES[index % len(DASHES)] if "-" in line.style else "none",
-            marker=MARKERS[index % len(MARKERS)] if "o" in line.style else "", linewidth=1.6,
-            markersize=page.points * 0.5,
-        )  # fmt: skip
-    font = page.font(scale=0.9)
-    axes.set_xlabel(xlabel, color=THEME.muted, **font)
-    axes.set_ylabel(ylabel, color=THEME.muted, **font)
-    if bounds is not None:
-        axes.set_ylim(*bounds)
-    if len(lines) > 1:
-        axes.legend(
-            loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelcolor=THEME.text,
-            prop={"family": font["fontfamily"], "size": font["fontsize"]},
-        )  # fmt: skip
-    return finish(page)
+    marks = tuple(
+        Mark(name, list(zip(line.xs, line.ys, strict=True)), number, name * (len(lines) > 1), style=line.style)
+        for number, (name, line) in enumerate(lines.items())
+    )
+    x, y = (_ends([value for line in lines.values() for value in getattr(line, of)]) for of in ("xs", "ys"))
+    panel = Panel(marks, Axis(xlabel, x), Axis(ylabel, bounds or y), lists=len(lines) > 1)
+    return Chart(title, subtitle, ((panel,),), size=(7.2, 3.6))
 
 
-def bars_figure(
-    bars: Sequence[Bar],
-    height: float,
-    title: str,
-    subtitle: str,
-    notes: Iterable[str] = (),
-    paints: Mapping[str, Paint] = KIND_PAINTS,
-) -> Picture:
-    """Draw stacked bars of bytes by kind, one below the other; `height` is in inches."""
-    page = open_page((8.0, height), THEME.name)
-    frame(page, title, subtitle, key_of(page, bars, paints), [*notes, *too_thin(bars)])
-    draw_bars(page, bars, paints)
-    return finish(page)
+def _ends(values: Sequence[float]) -> Place:
+    """Return the ends of an axis that shows these values, with some room."""
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low) or 0.5
+    return low - room, high + room

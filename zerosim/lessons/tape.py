@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import THEME, Place, Sheet
+from zerosim.lessons.sheet import THEME, Sheet
 from zerosim.report.plots.page import Picture
+from zerosim.report.plots.panel import Place
 from zerosim.report.plots.style import LINE_PAINTS
 from zerosim.tensor.autograd import Node, Sink
 from zerosim.tensor.tensor import Tensor

@@ -14,7 +14,7 @@ from zerosim.errors import InputError, OutputError
 from zerosim.playback.encode import Data, encode
 from zerosim.playback.html import page, title_of
 from zerosim.playback.record import Recorded
-from zerosim.report.plots.page import write_figure
+from zerosim.report.plots.draw import write_chart
 from zerosim.report.plots.timeline import timeline_figure
 from zerosim.train.result import RunResult
 
@@ -78,5 +78,5 @@ class Player:
 def _still(result: RunResult) -> bytes:
     """Draw the first ranks' live bytes over the step, as PNG."""
     ranks, file = result.ran[:2], io.BytesIO()
-    write_figure(timeline_figure([result.events[rank] for rank in ranks], ranks), file, "png")
+    write_chart(timeline_figure([result.events[rank] for rank in ranks], ranks), file, "png")
     return file.getvalue()

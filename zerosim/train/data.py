@@ -6,6 +6,7 @@ r*B/N to (r+1)*B/N and cuts them, in order, into its microbatches.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import resources
@@ -31,9 +32,12 @@ LARGEST_DATA = 4 * 10**9
 """The most bytes of a text or of token ids that a run reads: enwik9 has 1 GB."""
 
 
+_DOOR = re.compile(rb"<!--.*?-->\n.*?<!--.*?-->\n", re.DOTALL)
+
+
 def primer() -> bytes:
-    """Return the packaged text: a primer on ZeRO, which is also worth reading."""
-    return resources.files("zerosim").joinpath("primer.md").read_bytes()
+    """Return the packaged text, a primer on ZeRO, without its pictures and commands, which no model trains on."""
+    return _DOOR.sub(b"", resources.files("zerosim").joinpath("primer.md").read_bytes(), count=1)
 
 
 def read_text(path: str | None, seq: int, vocab: int, tokens: Tokens = BYTES, needs: str = "seq + 1") -> Any:

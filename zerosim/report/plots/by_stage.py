@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from matplotlib.figure import Figure
-
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import control_bytes, last_whole_step
 from zerosim.analysis.facts import all_reduce_times
@@ -21,8 +19,8 @@ from zerosim.config import RunConfig
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MARKS
 from zerosim.placement.memories import HOST, NVME
-from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
-from zerosim.report.plots.page import frame, open_page
+from zerosim.report.plots.bars import Bar, Reference, bars_chart, which_rank
+from zerosim.report.plots.chart import Chart
 from zerosim.report.plots.style import KIND_PAINTS, OP_PAINTS, Paint
 from zerosim.report.plots.words import check_results, limit_words, run_words
 from zerosim.report.words import stage_name
@@ -112,18 +110,14 @@ def memory_figure(
     *,
     limit: tuple[str, int] | None = None,
     mark: str = "end_of_backward",
-    theme: str = "light",
-    size: tuple[float, float] | None = None,
     reserve: Reserve | None = None,
-) -> Figure:
-    """Draw one bar per result, named by its key, such as 'ZeRO-1 (P_os)'; padding is counted.
+) -> Chart:
+    """Return one bar per result, named by its key, such as 'ZeRO-1 (P_os)'; padding is counted.
 
     `limit` is a device's name and memory in bytes; with a `reserve` the peak and the reserve, which decide whether it
-    fits, are drawn behind the held bytes; `size` is in inches, width first. Raises: InputError for no results, and for
-    an unknown mark or theme.
+    fits, lie behind the held bytes. Raises: InputError for no results, and for an unknown mark.
     """
     bars = memory_bars(results, mark, reserve)
-    page = open_page(size, theme)
     title, subtitle, notes = f"Bytes per rank {MOMENTS[mark]}", run_words(results), [which_rank(bars, "holds")]
     if _is_one_pipeline(results):
         stage = next(iter(results)).split(" (")[0]
@@ -134,10 +128,8 @@ def memory_figure(
         notes.append(
             "In brackets, the bytes that decide whether it fits: the highest peak, and the reserve outside the program."
         )
-    frame(page, title, subtitle, key_of(page, bars, _PAINTS), [*notes, *too_thin(bars)])
     references = [] if limit is None else [Reference(limit_words(limit), limit[1])]
-    draw_bars(page, bars, _PAINTS, references)
-    return page.figure
+    return bars_chart(title, subtitle, bars, _PAINTS, notes, references)
 
 
 def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
@@ -185,27 +177,21 @@ def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
     return [Reference(f"formula: {volume}", volume.total.at(held)) for volume in volumes]
 
 
-def traffic_figure(
-    results: Mapping[str, RunResult], *, theme: str = "light", size: tuple[float, float] | None = None
-) -> Figure:
-    """Draw one bar per result, named by its key; `size` is in inches, width first.
+def traffic_figure(results: Mapping[str, RunResult]) -> Chart:
+    """Return one bar per result, named by its key.
 
-    Raises: InputError for no results, an unknown theme, and a run in which every step was skipped.
+    Raises: InputError for no results, and a run in which every step was skipped.
     """
     bars = traffic_bars(results)
     references = traffic_formulas(results)
-    page = open_page(size, theme)
     notes = [which_rank(bars, "sends")]
     if references:
         notes.append("Dashed: the formulas times bytes per element and (N-1)/N, for one microbatch and no tied table.")
     elif not any(bar.total_bytes for bar in bars):
         notes = ["One rank sends nothing."]
-    notes += too_thin(bars)
     if any(result.is_modelled for result in results.values()):
         notes.append("The bytes of native collectives are not visible: their bars are a ring's bytes, modelled.")
     control = max(max(control_bytes(result, last_whole_step(result) or 0)) for result in results.values())
     if control:
         notes.append(f"Norms and overflow flags, at most {format_bytes(control)} per rank, are not drawn.")
-    frame(page, "Bytes sent per rank in one step", run_words(results), key_of(page, bars, OP_PAINTS), notes)
-    draw_bars(page, bars, OP_PAINTS, references)
-    return page.figure
+    return bars_chart("Bytes sent per rank in one step", run_words(results), bars, OP_PAINTS, notes, references)

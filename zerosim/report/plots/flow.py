@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-
 from zerosim.device.events import Event, Launch, Message
 from zerosim.errors import InputError, wrong
 from zerosim.report.names import counted
-from zerosim.report.plots.page import describe, finish
-from zerosim.report.plots.slide import Slide
-from zerosim.report.plots.style import OP_PAINTS, OTHER_PAINT, ink_on
+from zerosim.report.plots.chart import Chart
+from zerosim.report.plots.panel import SLIDE, SLIDE_TYPE, Arrow, Axis, Note, Panel
+from zerosim.report.plots.style import OP_PAINTS, OTHER_PAINT
 from zerosim.report.plots.words import run_words
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
@@ -76,15 +74,8 @@ def read_flows(events: Sequence[Sequence[Event]], step: int = 0, purpose: str = 
     return list(found.values())
 
 
-def flow_figure(
-    result: RunResult,
-    flows: Sequence[Flow],
-    stage: str,
-    *,
-    theme: str = "light",
-    size: tuple[float, float] | None = None,
-) -> Figure:
-    """Draw a panel for each flow, its ranks in a circle, arrows as thick as their bytes.
+def flow_figure(result: RunResult, flows: Sequence[Flow], stage: str) -> Chart:
+    """Return a panel for each flow, its ranks in a circle, arrows as thick as their bytes.
 
     Raises: InputError for more ranks or flows than are readable.
     """
@@ -93,26 +84,21 @@ def flow_figure(
         raise InputError(f"{len(flows)} kinds of collectives: expected at most {MOST_PANELS} in one picture")
     sent = sum(flow.most_sent for flow in flows)
     how = _HOW.get(result.config.world.algorithm, f"--collective {result.config.world.algorithm}")
-    notes = [f"In one step each GPU sends {format_bytes(sent)} of parameters and gradients: {how}."]
-    slide = Slide(f"{stage}: where the bytes go", run_words({"": result}), (), notes, theme=theme, size=size)
-    wide = slide.width / len(flows)
+    note = f"In one step each GPU sends {format_bytes(sent)} of parameters and gradients: {how}."
     most = max(nbytes for flow in flows for row in flow.sent for nbytes in row)
-    for at, flow in enumerate(flows):
-        middle = (at + 0.5) * wide
-        color = slide.page.theme.color(OP_PAINTS.get(flow.op, OTHER_PAINT))
-        slide.write(f"{flow.phase}: {flow.op.replace('_', '-')}", (middle, slide.height - 0.7 * slide.em), bold=True)
-        per_arrow = {nbytes for row in flow.sent for nbytes in row if nbytes}
-        lines = [f"each GPU sends {format_bytes(flow.most_sent)} in {counted(flow.calls, 'call')}"]
-        if len(per_arrow) == 1:
-            way = "each way on each arrow" if _is_joined(flow) else "on each arrow"
-            lines.append(f"{format_bytes(per_arrow.pop())} {way}")
-        for row, words in enumerate(lines):
-            slide.write(words, (middle, (1.9 - 1.3 * row) * slide.em), scale=0.8)
-        top, bottom = slide.height - 1.8 * slide.em, 3.0 * slide.em
-        radius = min(0.36 * wide, (top - bottom) / 2 - 1.2 * slide.em)
-        _draw_ring(slide, (middle, (top + bottom) / 2), radius, flow, most, color)
-        describe(slide.page, f"{flow.phase}, {flow.op}: {lines[0]}.")
-    return finish(slide.page)
+    row = tuple(_panel(flow, most, 4.2 / len(flows)) for flow in flows)
+    said = tuple(f"{flow.phase}, {flow.op}: {_words(flow)[0]}." for flow in flows)
+    title = f"{stage}: where the bytes go"
+    return Chart(title, run_words({"": result}), (row,), (), (note,), said, SLIDE, largest_type=SLIDE_TYPE)
+
+
+def _words(flow: Flow) -> list[str]:
+    lines = [f"each GPU sends {format_bytes(flow.most_sent)} in {counted(flow.calls, 'call')}"]
+    per_arrow = {nbytes for row in flow.sent for nbytes in row if nbytes}
+    if len(per_arrow) == 1:
+        way = "each way on each arrow" if _is_joined(flow) else "on each arrow"
+        lines.append(f"{format_bytes(per_arrow.pop())} {way}")
+    return lines
 
 
 def _is_joined(flow: Flow) -> bool:
@@ -121,40 +107,19 @@ def _is_joined(flow: Flow) -> bool:
     return len(flow.sent) > _FEW and all(flow.sent[a][b] == flow.sent[b][a] for a, b in pairs)
 
 
-def _draw_ring(slide: Slide, center: tuple[float, float], radius: float, flow: Flow, most: int, color: str) -> None:
-    ranks = len(flow.sent)
+def _panel(flow: Flow, most: int, half: float) -> Panel:
+    ranks, is_joined = len(flow.sent), _is_joined(flow)
     angles = [math.pi / 2 - 2 * math.pi * rank / ranks + (math.pi / 4 if ranks == 4 else 0) for rank in range(ranks)]
-    places = [(center[0] + radius * math.cos(angle), center[1] + radius * math.sin(angle)) for angle in angles]
-    high, theme = 1.6 * slide.em, slide.page.theme
-    width = slide.page.width(f"gpu{ranks - 1}", **slide.page.font(scale=0.85, bold=True)) + 0.9 * slide.em
-    is_joined, scale = _is_joined(flow), 1.0 if ranks <= _FEW else 0.6
-    for rank, row in enumerate(flow.sent):
-        for peer, nbytes in enumerate(row):
-            if nbytes and (rank < peer or not is_joined):
-                away = 0.0 if is_joined or not flow.sent[peer][rank] else 0.28 * slide.em
-                start, end = _apart(places[rank], places[peer], away, width, high)
-                heads = "<|-|>" if is_joined else "-|>"
-                style = {
-                    "arrowstyle": f"{heads},head_width=0.28,head_length=0.6", "color": color, "shrinkA": 0,
-                    "shrinkB": 0, "linewidth": scale * (1.0 + 1.6 * nbytes / most),
-                    "mutation_scale": scale * slide.page.points,
-                }  # fmt: skip
-                slide.axes.annotate("", end, xytext=start, arrowprops=style, annotation_clip=False)
-    fill = theme.color(OTHER_PAINT)
-    for rank, place in enumerate(places):
-        slide.card(place, width, high, facecolor=fill, edgecolor=theme.background, linewidth=1.0, zorder=4)
-        slide.write(f"gpu{rank}", place, scale=0.85, bold=True, color=ink_on(fill), zorder=5)
-
-
-def _apart(
-    start: tuple[float, float], end: tuple[float, float], away: float, width: float, high: float
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Draw an arrow between two boxes, beside the one that goes back: from border to border."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    length = math.hypot(dx, dy)
-    across = -dy / length * away, dx / length * away
-    border = min(width / 2 / abs(dx) if dx else math.inf, high / 2 / abs(dy) if dy else math.inf)
-    border += (0.03 + 0.5 * away) / length
-    moved = [(x + across[0], y + across[1]) for x, y in (start, end)]
-    (x0, y0), (x1, y1) = moved
-    return (x0 + dx * border, y0 + dy * border), (x1 - dx * border, y1 - dy * border)
+    places = [(math.cos(angle), math.sin(angle)) for angle in angles]
+    paint = OP_PAINTS.get(flow.op, OTHER_PAINT)
+    arrows = [
+        Arrow(places[rank], places[peer], paint, nbytes / most * (0.4 if is_joined else 1.0), is_joined,
+              bend=0.14 if flow.sent[peer][rank] and not is_joined else 0.0)
+        for rank, row in enumerate(flow.sent)
+        for peer, nbytes in enumerate(row)
+        if nbytes and (rank < peer or not is_joined)
+    ]  # fmt: skip
+    cards = [Note(f"gpu{rank}", at, scale=0.85, bold=True, card=OTHER_PAINT) for rank, at in enumerate(places)]
+    words = [Note(line, (0, -1.55 - 0.2 * at), scale=0.8) for at, line in enumerate(_words(flow))]
+    title = Note(f"{flow.phase}: {flow.op.replace('_', '-')}", (0, 1.5), bold=True)
+    return Panel((*arrows, *cards, *words, title), Axis(ends=(-half, half)), Axis(ends=(-1.9, 1.6)), bare=True)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
-
 from zerosim.analysis.break_even import HIDDEN, exposed_share
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.report.names import counted
-from zerosim.report.plots.axes import tick_bytes, ticks
-from zerosim.report.plots.lines import BAND, Band, draw_band, draw_line, finish_lines, log_axes
-from zerosim.report.plots.page import frame, open_page, plain, settle
-from zerosim.report.plots.streams import seconds_words
+from zerosim.report.plots import panel
+from zerosim.report.plots.chart import Chart
+from zerosim.report.plots.panel import Axis, Panel, Rule
+from zerosim.report.plots.throughput import BAND
+from zerosim.report.plots.words import seconds_words, tick_bytes
 
 _LINKS = {"nic": "all NICs of a node", "link": "a GPU's links to the others of its node"}
 _HIGHEST = 4.0  # times the step with the fastest links: above it a line leaves the picture
@@ -29,7 +27,7 @@ class Line(NamedTuple):
 
     times: Sequence[StepTime]
     hides_from: float | None
-    bands: Sequence[Band | None] = ()
+    bands: Sequence[tuple[float, float] | None] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -48,44 +46,33 @@ def overlap_figure(
     cluster: Cluster,
     *,
     trust: str = "",
-    theme: str = "light",
-    size: tuple[float, float] | None = None,
-) -> Figure:
-    """Draw `lines` by stage's name, their times by `bandwidths`, which are bytes per second of `link`.
+) -> Chart:
+    """Return `lines` by stage's name, their times by `bandwidths`, which are bytes per second of `link`.
 
     A point is filled where communication hides. Raises: InputError for no lines.
     """
     if not lines:
         raise InputError("no stages: there is nothing to draw; give at least one")
-    page = open_page(size, theme)
-    least = max(line.times[-1].seconds for line in lines.values())
+    top = _HIGHEST * min(line.times[-1].seconds for line in lines.values())
+    marks = []
+    for index, (name, line) in enumerate(lines.items()):
+        where = "never hidden"
+        if line.hides_from is not None:
+            where = f"hidden from {tick_bytes(float(f'{line.hides_from:.2g}'))}/s"
+        seen = [(at, time) for at, time in zip(bandwidths, line.times, strict=True) if time.seconds <= top]
+        points = [(at, time.seconds) for at, time in seen]
+        band = [(at, *ends) for at, ends in zip(bandwidths, line.bands, strict=False) if ends and ends[1] <= top]
+        filled = [exposed_share(time) <= HIDDEN for _, time in seen]
+        marks.append(panel.Line(name, points, index, f"{name}\n{where}", filled, band))
     notes = [
         f"Filled: communication is hidden; compute waits for collectives for at most {100 * HIDDEN:g} % of the step.",
         f"Broken line: {cluster.name}'s own links.",
         *[BAND] * any(any(line.bands) for line in lines.values()),
         trust or "Modelled, not measured.",
     ]
-    title = "Time of a step, by bandwidth"
-    frame(
-        page,
-        title,
-        f"{config.mesh.ranks:,} ranks of {cluster.name}, {counted(config.global_batch, 'sequence')}",
-        notes=notes,
-    )
-    axes = log_axes(page, f"bandwidth of {_LINKS[link]}, in bytes per second", bandwidths)
-    axes.set_ylim(0, _HIGHEST * least)
-    axes.axvline(getattr(cluster, link), color=page.theme.text, linewidth=1.0, dashes=(4, 2), gid="own")
-    labels = []
-    for index, (name, line) in enumerate(lines.items()):
-        pairs = zip(bandwidths, line.times, strict=True)
-        points = [(at, time.seconds, exposed_share(time) <= HIDDEN) for at, time in pairs]
-        draw_band(page, axes, index, name, bandwidths, line.bands or [None] * len(bandwidths))
-        where = "never hidden"
-        if line.hides_from is not None:
-            where = f"hidden from {tick_bytes(float(f'{line.hides_from:.2g}'))}/s"
-        marks = {"s": page.points * 2.5, "linewidths": 1.0, "clip_on": True}
-        labels.append(draw_line(page, axes, index, name, points, f"{plain(name)}\n{where}", 1.5, **marks))
-    ticks(axes.xaxis, LogLocator(10, subs=(1.0, 3.0), numticks=12), lambda value: f"{tick_bytes(value)}/s")
-    ticks(axes.yaxis, MaxNLocator(6), seconds_words)
-    settle(page)
-    return finish_lines(page, axes, labels, lines=2)
+    label = f"bandwidth of {_LINKS[link]}, in bytes per second"
+    ends = bandwidths[0] / 1.15, bandwidths[-1] * 1.15
+    x = Axis(label, ends, lambda value: f"{tick_bytes(value)}/s", log=True)
+    shown = Panel((Rule(x=getattr(cluster, link)), *marks), x, Axis(ends=(0, top), words=seconds_words))
+    subtitle = f"{config.mesh.ranks:,} ranks of {cluster.name}, {counted(config.global_batch, 'sequence')}"
+    return Chart("Time of a step, by bandwidth", subtitle, ((shown,),), notes=tuple(notes))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
+from warnings import catch_warnings
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,17 +21,14 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from zerosim.errors import wrong
-from zerosim.report.plots.style import OTHER_PAINT, THEMES, Paint, Theme, mixed
+from zerosim.report.plots.panel import DPI, Place, in_words
+from zerosim.report.plots.style import THEMES, Paint, Theme, mixed
 from zerosim.report.plots.svg import write_svg
 
 DEFAULT_SIZE = (8.0, 4.5)
 SMALLEST, LARGEST = (5.0, 3.0), (40.0, 40.0)
-DPI = 160  # texts are measured in the dots in which they are drawn
 _MARGIN = 0.12  # inches around everything
 _FONT = "DejaVu Sans"  # comes with matplotlib, and has Psi
-
-
-Place = tuple[float, float]
 
 
 class Picture(Figure):
@@ -73,12 +71,18 @@ class Page:
         """Return the width that a text would have, in inches."""
         return self.extent(Text(0, 0, words, figure=self.figure, **(font or self.font()))).width / self.figure.dpi
 
-    def paint(self, name: str, paints: Mapping[str, Paint]) -> dict[str, Any]:
-        """Return keywords of the area that stands for `name`, its hatch half as strong as the background."""
-        paint = paints.get(name, OTHER_PAINT)
-        color = self.theme.color(paint)
-        edge = mixed(color, self.theme.background)
+    def look(self, paint: Paint) -> dict[str, Any]:
+        """Return keywords of an area, its hatch half as strong as the background."""
+        color, edge = self.theme.color(paint), self.theme.background
+        if paint.hatch or paint.edge:
+            edge = getattr(self.theme, paint.edge) if paint.edge else mixed(color, edge)
         return {"facecolor": color, "edgecolor": edge, "hatch": paint.hatch, "linewidth": 0.6}
+
+    def ground(self, pad: float = 0.1, color: str | None = None) -> dict[str, Any]:
+        """Return a box behind a text, so that hatches and lines do not run through its letters; `pad` in its font
+        size."""
+        fill = self.theme.background if color is None else color
+        return {"boxstyle": f"square,pad={pad:g}", "facecolor": fill, "edgecolor": "none"}
 
     def write(self, axes: Axes, words: str, where: Place, offset: Place = (0, 0), **looks: Any) -> Annotation:
         """Write words so many points away from a place on axes: centred and in the body's font, unless `looks` say
@@ -125,9 +129,8 @@ def frame(
     """Write heading, key and notes; the rest of the sheet is for axes. The title is also the figure's label, and all of
     it is its alternative text."""
     notes = list(notes)
-    colours = f"Colours: {', '.join(name for name, _ in key)}." if key else ""
     page.figure.set_label(title)
-    page.figure.alt = " ".join(filter(None, (_sentence(title), _sentence(subtitle), colours, *notes)))
+    page.figure.alt = in_words(title, subtitle, [name for name, _ in key], notes)
     height = page.size[1]
     large, body, small = page.font(scale=1.2, bold=True), page.font(), page.font(scale=0.85)
     top = _write(page, height - _MARGIN, _wrapped(page, title, large), large, page.theme.text)
@@ -140,18 +143,10 @@ def frame(
     page.figure.set_layout_engine("constrained", rect=(0, low, 1, room), w_pad=_MARGIN, h_pad=0.06, hspace=0.02)
 
 
-def describe(page: Page, words: str) -> None:
-    """Add a sentence to the picture's alternative text."""
-    page.figure.alt = f"{page.figure.alt} {words}"
-
-
-def _sentence(words: str) -> str:
-    return words and (words if words.endswith((".", "!", "?", ":")) else f"{words}.")
-
-
 def settle(page: Page) -> None:
     """Place the axes, so that texts may ask how many inches an axis has. May be called again."""
-    page.figure.draw_without_rendering()
+    with catch_warnings(action="ignore", category=UserWarning):  # a layout without room shows in the axes' inches
+        page.figure.draw_without_rendering()
 
 
 def finish(page: Page) -> Picture:
@@ -208,6 +203,13 @@ def _key(page: Page, top: float, key: Sequence[tuple[str, dict[str, Any]]]) -> f
     return top - 1.6 * em
 
 
+def list_looks(page: Page) -> dict[str, Any]:
+    """Return keywords of a list beside or below axes."""
+    font = page.font(scale=0.9)
+    prop = {"family": font["fontfamily"], "size": font["fontsize"]}
+    return {"frameon": False, "labelcolor": page.theme.text, "prop": prop}
+
+
 def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> Axes:
     """Dress the axes in the page's theme, with a light grid along x, y or both; `x` and `y` are their labels."""
     theme = page.theme
@@ -225,19 +227,9 @@ def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> Axe
     return axes
 
 
-def ground(color: str, pad: float = 0.1) -> dict[str, Any]:
-    """Return a box behind a text, so that hatches and lines do not run through its letters; `pad` in its font size."""
-    return {"boxstyle": f"square,pad={pad:g}", "facecolor": color, "edgecolor": "none"}
-
-
-def plain(words: str) -> str:
-    """Return words for matplotlib without any formula."""
-    return words.replace("$", r"\$")
-
-
-def stage_name(name: str, separator: str = " ") -> str:
-    """Return a name for matplotlib: 'ZeRO-1 (P_os)' with its index below the line, other letters unchanged."""
-    return re.sub(r" ?\(P_(os[+gp]*)\)", lambda match: f"{separator}($P_{{{match[1]}}}$)", plain(name))
+def named(words: str) -> str:
+    """Return words for matplotlib without any formula, but with the index of 'ZeRO-1 (P_os)' below the line."""
+    return re.sub(r"\(P_(os[+gp]*)\)", lambda match: f"($P_{{{match[1]}}}$)", words.replace("$", r"\$"))
 
 
 def write_figure(figure: Figure, file: BinaryIO, form: str) -> None:

@@ -7,38 +7,35 @@ waits for another rank, which is the bubble. All streams but that of compute sha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 
 from zerosim.device.events import COMPUTE, CPU, Event
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.clock import Timeline
 from zerosim.ledger.tracks import Track
 from zerosim.report.names import kind_words, listed
-from zerosim.report.plots.axes import BLOCK, block, bytes_axis, rows_axis, ticks
+from zerosim.report.plots.chart import Chart
 from zerosim.report.plots.history import InTime, live_in_time
-from zerosim.report.plots.page import Page, describe, dress, finish, frame, inches, open_page, settle
-from zerosim.report.plots.style import KIND_PAINTS, in_order
+from zerosim.report.plots.panel import Areas, Axis, Box, Panel, Place
+from zerosim.report.plots.style import KIND_PAINTS, OTHER_PAINT, in_order, sheet_paint
+from zerosim.report.plots.words import seconds_words, tick_bytes
 from zerosim.verbs import MESSAGES
 
 MOST_RANKS = 8
-_PAINTS = {
-    "forward": KIND_PAINTS["param"],
-    "backward": KIND_PAINTS["optim"],
-    "optimizer": KIND_PAINTS["grad"],
-    "collective": KIND_PAINTS["activation"],
-    "message": KIND_PAINTS["unsharded_param"],
-    "copy": KIND_PAINTS["unsharded_grad"],
-}
 BUBBLE = "waits for other ranks"
+_PAINTS = {
+    "forward": KIND_PAINTS["param"].faded(0),
+    "backward": KIND_PAINTS["optim"].faded(0),
+    "optimizer": KIND_PAINTS["grad"].faded(0),
+    "collective": KIND_PAINTS["activation"].faded(0),
+    "message": KIND_PAINTS["unsharded_param"].faded(0),
+    "copy": KIND_PAINTS["unsharded_grad"].faded(0),
+    BUBBLE: sheet_paint("band", "////", "muted"),
+}
 COMMUNICATION = "communication"
 LANES = (COMPUTE, CPU, COMMUNICATION)
-_THINNEST = 0.02  # inches of the thinnest visible bar
 
 
 class Bar(NamedTuple):
@@ -52,17 +49,10 @@ class Bar(NamedTuple):
 
 
 def streams_figure(
-    timeline: Timeline,
-    ranks: Sequence[int],
-    *,
-    events: Sequence[Event] = (),
-    step: int = 0,
-    subtitle: str = "",
-    theme: str = "light",
-    size: tuple[float, float] | None = None,
-) -> Figure:
-    """Draw the lanes of these ranks, which were simulated in detail, above the live bytes of the first of them: by kind
-    with its whole record, `events`, and else in all.
+    timeline: Timeline, ranks: Sequence[int], *, events: Sequence[Event] = (), step: int = 0, subtitle: str = ""
+) -> Chart:
+    """Return the lanes of these ranks, which were simulated in detail, above the live bytes of the first of them: by
+    kind with its whole record, `events`, and else in all.
 
     Raises: InputError for more than 8 ranks, and for one that was not simulated.
     """
@@ -74,40 +64,30 @@ def streams_figure(
         raise InputError(f"{len(ranks)} ranks: expected 1 to {MOST_RANKS} in one picture")
     every = [(rank, lane, bars_of(timeline.tracks[rank], lane)) for rank in ranks for lane in LANES]
     lanes = [(rank, lane, bars) for rank, lane, bars in every if bars]
-    live = _live(timeline.tracks[ranks[0]], events, step)
-    page = open_page(size, theme, (10.0, min(4.6 + 0.5 * len(lanes), 14.0)))
     used = dict.fromkeys(bar.what for _, _, bars in lanes for bar in bars)
-    key = [(what, {"facecolor": page.theme.color(paint)}) for what, paint in _PAINTS.items() if what in used]
-    key += [(BUBBLE, _hatched(page))] if BUBBLE in used else []
-    seen = dict.fromkeys(kind for kind, row in zip(live.kinds, live.live, strict=True) if row.any())
-    kinds = in_order(seen, KIND_PAINTS)
     last = timeline.last
     waits = {"for other ranks": last.bubble, **{f"for {axis}": seconds for axis, seconds in last.exposed.items()}}
     waits |= {"for copies": last.copies, "for its CPU": last.cpu}
     words = [f"{seconds_words(seconds)} {what}" for what, seconds in waits.items() if seconds]
-    notes = [f"Rank {last.rank} ends last" + (f"; it waits {listed(words)}." if words else ".")]
-    notes.append("Empty stretches of compute are waits for a collective, a message, a copy or the CPU to end.")
-    notes.append("Seconds are modelled, not measured.")
-    frame(page, f"A step of {seconds_words(timeline.seconds)}", subtitle, key, notes)
-    above, below = page.figure.subplots(2, 1, sharex=True, height_ratios=[max(1.3, 0.5 * len(lanes)), 1.9])
-    dress(page, above, grid="x")
+    notes = (
+        f"Rank {last.rank} ends last" + (f"; it waits {listed(words)}." if words else "."),
+        "Empty stretches of compute are waits for a collective, a message, a copy or the CPU to end.",
+        "Seconds are modelled, not measured.",
+    )
+    boxes = [
+        _box(f"rank{rank}.{lane}", row, bar)
+        for row, (rank, lane, bars) in enumerate(lanes)
+        for bar in sorted(bars, key=lambda bar: bar.start - bar.stop)  # of simultaneous ones the shorter lies above
+    ]
     shown = [(rank, "its host's CPU" if lane == CPU else lane) for rank, lane, _ in lanes]
     names = [f"rank {rank}: {lane}" if len(ranks) > 1 else lane for rank, lane in shown]
-    rows_axis(page, above, names, 0.9)
-    above.set_xlim(0, timeline.seconds)
-    _draw_memory(page, below, live, kinds, timeline.seconds)
-    below.set_ylabel(f"live bytes, rank {ranks[0]}", color=page.theme.text, **page.font(scale=0.9))
-    ticks(below.xaxis, MaxNLocator(8), seconds_words)
-    handles = [Rectangle((0, 0), 1, 1, **page.paint(kind, KIND_PAINTS)) for kind in kinds]
-    below.legend(
-        handles, [kind_words(kind) for kind in kinds], loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False,
-        ncols=4, labelcolor=page.theme.text, prop=_legend_font(page), handlelength=1.5, columnspacing=1.4,
-    )  # fmt: skip
-    describe(page, f"Live bytes of {listed([kind_words(kind) for kind in kinds])}.")
-    settle(page)
-    for row, (rank, lane, bars) in enumerate(lanes):
-        _draw_lane(page, above, row, f"rank{rank}.{lane}", bars)
-    return finish(page)
+    ends = 0, timeline.seconds
+    above = Panel(tuple(boxes), Axis(ends=ends, hidden=True), Axis.of_rows(names), grid="x")
+    below = _memory(_live(timeline.tracks[ranks[0]], events, step), f"live bytes, rank {ranks[0]}", ends)
+    title, key = f"A step of {seconds_words(timeline.seconds)}", tuple((w, p) for w, p in _PAINTS.items() if w in used)
+    said = f"Live bytes of {listed([words for words, _ in below.key])}."
+    size, heights = (10.0, min(4.6 + 0.5 * len(lanes), 14.0)), (max(1.3, 0.5 * len(lanes)), 1.9)
+    return Chart(title, subtitle, ((above,), (below,)), key, notes, (said,), size, heights)
 
 
 def bars_of(track: Track, lane: str) -> list[Bar]:
@@ -140,22 +120,9 @@ def _pieces(track: Track, lane: str) -> Iterator[Bar]:
             yield Bar(lane, "copy" if span.name == "copy" else "collective", "", span.start, span.stop)
 
 
-def _draw_lane(page: Page, axes: Axes, row: int, gid: str, bars: Sequence[Bar]) -> None:
-    width, seconds = inches(page, axes)[0], axes.get_xlim()[1]
-    thinnest = _THINNEST / width * seconds
-    for bar in sorted(bars, key=lambda bar: bar.start - bar.stop):  # of simultaneous ones the shorter lies above
-        length = bar.stop - bar.start
-        if bar.what == BUBBLE:
-            axes.barh(row, length, BLOCK, left=bar.start, gid=f"{gid}.{BUBBLE}", **_hatched(page))
-            continue
-        edge = 0.4 if length > 2 * thinnest else 0.0  # no edge hides a thin bar
-        span, color = (bar.start, max(bar.stop, bar.start + thinnest)), page.theme.color(_PAINTS[bar.what])
-        block(page, axes, row, span, color, (bar.words, bar.words[1:]), scale=0.8, gid=gid, linewidth=edge)
-
-
-def _hatched(page: Page) -> dict[str, Any]:
-    """Return keywords of the bubble's area."""
-    return {"facecolor": page.theme.band, "edgecolor": page.theme.muted, "hatch": "////", "linewidth": 0.0}
+def _box(name: str, row: int, bar: Bar) -> Box:
+    words = bar.words, bar.words[1:]
+    return Box(f"{name}.{bar.what}", (bar.start, bar.stop), (row - 0.4, row + 0.4), _PAINTS[bar.what], words, scale=0.8)
 
 
 def _live(track: Track, events: Sequence[Event], step: int) -> InTime:
@@ -165,27 +132,13 @@ def _live(track: Track, events: Sequence[Event], step: int) -> InTime:
     return InTime(("live bytes",), np.array(seconds), np.array([live]))
 
 
-def _draw_memory(page: Page, axes: Axes, live: InTime, kinds: Sequence[str], seconds: float) -> None:
-    dress(page, axes, grid="y")
-    at, rows = np.append(live.seconds, seconds), dict(zip(live.kinds, live.live, strict=True))
-    tops = np.cumsum([np.append(rows[kind], rows[kind][-1]) for kind in kinds], axis=0)
-    most = max(int(tops[-1].max()), 1)
-    bytes_axis(axes.yaxis, most, 4)
-    axes.set_ylim(0, most * 1.08)
-    for kind, top in zip(reversed(kinds), tops[::-1], strict=True):
-        axes.fill_between(
-            at, 0, top, step="post", gid=f"area.{kind}", **page.paint(kind, KIND_PAINTS) | {"linewidth": 0}
-        )
-
-
-def _legend_font(page: Page) -> dict[str, Any]:
-    font = page.font(scale=0.9)
-    return {"family": font["fontfamily"], "size": font["fontsize"]}
-
-
-def seconds_words(value: float) -> str:
-    """Return '1.31 s', '13.4 ms'."""
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} s"
+def _memory(live: InTime, name: str, ends: Place) -> Panel:
+    """Return the live bytes by kind over the step."""
+    rows = {kind: row for kind, row in zip(live.kinds, live.live, strict=True) if row.any()}
+    kinds = in_order(rows, KIND_PAINTS)
+    values = [np.append(rows[kind], rows[kind][-1]) for kind in kinds]
+    paints = [KIND_PAINTS.get(kind, OTHER_PAINT) for kind in kinds]
+    top = 1.08 * max(int(np.sum(values, axis=0).max()), 1)
+    areas = Areas(kinds, paints, np.append(live.seconds, ends[1]), values)
+    key = tuple((kind_words(kind), paint) for kind, paint in zip(kinds, paints, strict=True))
+    return Panel((areas,), Axis(ends=ends, words=seconds_words), Axis(name, (0, top), tick_bytes), grid="y", key=key)

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from zerosim.report.names import KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """A colour for each theme, and a hatch, so that areas differ in more than colour."""
+    """A colour for each theme, and a hatch, so that areas differ in more than colour. `edge` names a theme's colour."""
 
     light: str
     dark: str
     hatch: str = ""
+    edge: str = ""
+
+    def faded(self, part: float) -> Paint:
+        """Return this paint without a hatch, so far on its way to the paper: 0 to 1."""
+        light, dark = THEMES["light"].background, THEMES["dark"].background
+        return Paint(mixed(self.light, light, part), mixed(self.dark, dark, part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,12 @@ THEMES = {
     "light": Theme("light", "#ffffff", "#1b1f24", "#57606a", "#dfe3e8", "#eef1f4"),
     "dark": Theme("dark", "#10151b", "#e6edf3", "#a3adb8", "#2c343d", "#1d242c"),
 }
+
+
+def sheet_paint(name: str, hatch: str = "", edge: str = "") -> Paint:
+    """Return a paint of one of the themes' own colours."""
+    return Paint(getattr(THEMES["light"], name), getattr(THEMES["dark"], name), hatch, edge)
+
 
 KIND_PAINTS: Mapping[str, Paint] = {name: Paint(kind.light, kind.dark, kind.hatch) for name, kind in KINDS.items()}
 
@@ -70,23 +81,16 @@ MARKERS = ("s", "o", "D", "^", "v", "P", "X", "h")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 
 
-def stroke(index: int, theme: Theme) -> dict[str, Any]:
-    """Return keywords of a line with marks at its ends. Where lines overlap, the earlier ones show at the edges of the
-    later ones."""
-    looks = {"color": theme.color(LINE_PAINTS[index]), "linestyle": DASHES[index], "linewidth": 2.0 - 0.1 * index}
-    return looks | {"marker": MARKERS[index], "markevery": [-1]}
-
-
 def in_order(names: Mapping[str, object], paints: Mapping[str, Paint]) -> list[str]:
     """Return the names in stacking order; unknown ones come last."""
     order = list(paints)
     return sorted(names, key=lambda name: order.index(name) if name in paints else len(order))
 
 
-def mixed(a: str, b: str) -> str:
-    """Return the colour half way between two."""
-    halves = ((int(a[at : at + 2], 16) + int(b[at : at + 2], 16)) // 2 for at in (1, 3, 5))
-    return "#" + "".join(f"{half:02x}" for half in halves)
+def mixed(a: str, b: str, part: float = 0.5) -> str:
+    """Return the colour that lies between two: half way, or that part of the way."""
+    between = (int(int(a[at : at + 2], 16) * (1 - part) + int(b[at : at + 2], 16) * part) for at in (1, 3, 5))
+    return "#" + "".join(f"{value:02x}" for value in between)
 
 
 def ink_on(fill: str) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import NamedTuple
 
 from zerosim.errors import InputError
-from zerosim.report.plots.axes import ticks
-from zerosim.report.plots.lines import BAND, Band, draw_band, draw_line, finish_lines, log_axes, number_ticks
-from zerosim.report.plots.page import frame, open_page, settle, stage_name
+from zerosim.report.plots.chart import Chart
+from zerosim.report.plots.panel import Axis, Line, Note, Panel
+from zerosim.report.plots.style import LINE_PAINTS
+from zerosim.report.plots.words import whole_words
 from zerosim.units import format_count
 
 AXES = {"parameters": "parameters", "ranks": "GPUs"}
+BAND = "Band: the range of 8 of 10 measured steps of this kind. Lines whose bands overlap are not ranked."
 
 
 class Point(NamedTuple):
@@ -24,51 +23,38 @@ class Point(NamedTuple):
     x: int
     tflops: float
     fits: bool
-    band: Band | None = None
+    band: tuple[float, float] | None = None
 
 
 def throughput_figure(
-    lines: Mapping[str, Sequence[Point]],
-    along: str,
-    *,
-    subtitle: str = "",
-    trust: str = "",
-    theme: str = "light",
-    size: tuple[float, float] | None = None,
-) -> Figure:
-    """Draw `lines` of points by stage's name; `along` is 'parameters' or 'ranks'; `trust` says how certain they are.
+    lines: Mapping[str, Sequence[Point]], along: str, *, subtitle: str = "", trust: str = ""
+) -> Chart:
+    """Return `lines` of points by stage's name; `along` is 'parameters' or 'ranks'; `trust` says how certain they are.
     Points that do not fit are hollow.
 
-    Raises: InputError for no points, or an unknown theme.
+    Raises: InputError for no points.
     """
     lines = {name: sorted(line) for name, line in lines.items() if line}
     if not lines:
         raise InputError("no points: there is nothing to draw; give at least one size or number of ranks")
-    page = open_page(size, theme)
     every = [point for line in lines.values() for point in line]
-    notes = [BAND] * any(point.band for point in every) + [trust or "Modelled, not measured."]
-    if not all(point.fits for point in every):
-        notes.insert(0, "Hollow, OOM: does not fit. The speed is hypothetical.")
-    what = {"parameters": "model size", "ranks": "number of GPUs"}[along]
-    frame(page, f"Model TFLOP/s per GPU, by {what}", subtitle, notes=notes)
-    xs = sorted({point.x for point in every})
-    axes = log_axes(page, AXES[along], xs)
-    labels, most = [], max(max((point.tflops, *(point.band or ()))) for point in every)
-    hollow: dict[tuple[int, float], Any] = {}
+    most = max(max((point.tflops, *(point.band or ()))) for point in every)
+    marks, hollow = list[Line](), list[Note]()
     for index, (name, line) in enumerate(lines.items()):
-        marks = [(point.x, point.tflops, point.fits) for point in line]
-        draw_band(page, axes, index, name, [point.x for point in line], [point.band for point in line])
-        labels.append(draw_line(page, axes, index, name, marks, f"{stage_name(name)}  {line[-1].tflops:.1f}"))
+        places, fits = [(point.x, point.tflops) for point in line], [point.fits for point in line]
+        band = [(point.x, *point.band) for point in line if point.band]
+        marks.append(Line(name, places, index, f"{name}  {line[-1].tflops:.1f}", fits, band))
         for point in line:
-            if not point.fits:
-                near = next((at for at in hollow if at[0] == point.x and abs(at[1] - point.tflops) < most / 12), None)
-                if near is None:  # stages of equal speed share a word
-                    hollow[point.x, point.tflops] = labels[-1].get_color()
-    for where, color in hollow.items():
-        below = 0, -page.points * 0.75
-        page.write(axes, "OOM", where, below, va="top", color=color, **page.font(scale=0.75))
-    axes.set_ylim(0, most * 1.1 or 1)
-    ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    settle(page)
-    number_ticks(page, axes, xs, format_count if along == "parameters" else "{:,}".format)
-    return finish_lines(page, axes, labels)
+            near = any(note.where[0] == point.x and abs(note.where[1] - point.tflops) < most / 12 for note in hollow)
+            if not point.fits and not near:  # stages of equal speed share a word
+                paint = LINE_PAINTS[index % len(LINE_PAINTS)]
+                hollow.append(Note("OOM", (point.x, point.tflops), "center top", (0, -0.75), 0.75, paint=paint))
+    notes = [BAND] * any(point.band for point in every) + [trust or "Modelled, not measured."]
+    if hollow:
+        notes.insert(0, "Hollow, OOM: does not fit. The speed is hypothetical.")
+    xs = tuple(sorted({point.x for point in every}))
+    words = whole_words if along == "ranks" else lambda count: format_count(int(count))
+    x = Axis(AXES[along], (xs[0] / 1.15, xs[-1] * 1.15), words, among=xs, log=True)
+    panel = Panel((*marks, *hollow), x, Axis(ends=(0, most * 1.1 or 1)))
+    what = {"parameters": "model size", "ranks": "number of GPUs"}[along]
+    return Chart(f"Model TFLOP/s per GPU, by {what}", subtitle, ((panel,),), notes=tuple(notes))

@@ -11,7 +11,9 @@ from zerosim.report.words import shape
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
+EVENTS = "events in their order (not seconds)"
 _LONGEST_NAME = 32
+_UNITS = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
 _PARTITIONED = ("", " (P_os)", " (P_os+g)", " (P_os+g+p)")
 
 
@@ -53,3 +55,32 @@ def _range(values: Iterable[int], show: Callable[[int], str]) -> str:
     known = sorted(set(values))
     low, high = show(known[0]), show(known[-1])
     return low if low == high else f"{low} to {high}"
+
+
+def tick_bytes(value: float) -> str:
+    """Return '20 GB', '2.5 MB', '0': a tick's round number in decimal units."""
+    scaled, at = float(value), 0
+    while abs(scaled) >= 999.9995 and at < len(_UNITS) - 1:
+        scaled, at = scaled / 1000, at + 1
+    return f"{scaled:.4g} {_UNITS[at]}" if scaled else "0"
+
+
+def seconds_words(value: float) -> str:
+    """Return '1.31 s', '13.4 ms'."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} s"
+
+
+def whole_words(value: float) -> str:
+    """Return '1,024'."""
+    return f"{value:,.0f}"
+
+
+def percent(share: float, least: float = 0.001) -> str:
+    """Return '84', '0.9', '0.003', '<0.001', '0': percent, with few digits."""
+    value = 100 * share
+    return (
+        "0" if value == 0 else f"<{least:g}" if value < least else f"{value:.0f}" if value >= 9.95 else f"{value:.1g}"
+    )
