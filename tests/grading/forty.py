@@ -17,7 +17,8 @@ class Row(NamedTuple):
     source   the file that is handed in
     points   of the possible ones
     says     words of the short report, in their order: the first failure and its hint
-    apart    whether it must run in a process of its own, for what it would do to this one
+    never    words that it must not say: they would lead elsewhere
+    apart   whether it must run in a process of its own, for what it would do to this one
     """
 
     kind: str
@@ -26,6 +27,7 @@ class Row(NamedTuple):
     source: str
     points: str
     says: tuple[str, ...]
+    never: tuple[str, ...] = ()
     apart: bool = False
 
 
@@ -206,7 +208,45 @@ RIGHT = [
     ),
 ]
 
+KEEPS2 = "self.kept = unit.flat.take_grad()\n            unit.flat.add_grad_shard(self.comm.reduce_scatter(self.kept))"
+
 MISTAKES = [
+    Row(
+        "mistake",
+        "DDP without an all_reduce",
+        "ddp",
+        solution("ddp", ("self.comm.all_reduce(flat.whole_grad())", "flat.whole_grad()")),
+        "0/6",
+        ("post_backward none 6 all_reduce", "runs", "calls no all_reduce in step 0", "reduce it over all ranks"),
+        ("do not cover", "None of your code"),
+    ),
+    Row(
+        "mistake",
+        "a name keeps the whole gradient",
+        "zero2",
+        solution("zero2", (REDUCES2, KEEPS2)),
+        "4/6",
+        ("each hook calls what", "bytes", "still live: unsharded_grad of wte", "a name of yours holds the whole"),
+        ("window",),
+    ),
+    Row(
+        "mistake",
+        "a sum of squares sent as model states",
+        "clipping",
+        solution("clipping", (', purpose="control"', "")),
+        "5/7",
+        ("reduce_grad_norm 1 all_reduce 1 all_reduce (purpose 'control')", "volume", "pass purpose='control'"),
+        ("the reference: all_gather",),
+    ),
+    Row(
+        "mistake",
+        "a second copy made in publish_params",
+        "zero2",
+        solution("zero2", (PUBLISHES, "flat.unshard(self.comm.all_gather(flat.shard()))")),
+        "4/6",
+        ("bytes", "still live: unsharded_param;", "publish_params makes a second copy", "out=flat.whole_param()"),
+        ("post_backward", "of ;"),
+    ),
     Row(
         "unsolved",
         "the skeleton as it is given",
@@ -268,7 +308,7 @@ MISTAKES = [
         "zero2",
         solution("zero2", ("self.comm.reduce_scatter", "self.comm.all_reduce")),
         "0/6",
-        ("weights", "elements where its slice has", "keep only the local slice"),
+        ("weights", "6 all_reduce in step 0, the reference 6 reduce_scatter", "where its slice has", "reduce_scatter"),
     ),
     Row(
         "mistake",
@@ -276,7 +316,7 @@ MISTAKES = [
         "zero2",
         solution("zero2", ("if unit.reduces", "if True")),
         "0/6",
-        ("weights", "post_backward reduces it twice, the reference once", "two units share this buffer"),
+        ("weights", "post_backward calls 6 reduce_scatter in step 0, the reference 5", "two units share this buffer"),
     ),
     Row(
         "mistake",
@@ -360,7 +400,7 @@ MISTAKES = [
         "zero1",
         solution("zero1", ("if self.last", "if True")),
         "0/6",
-        ("weights", "3 microbatches", "added exactly once"),
+        ("18 reduce_scatter", "weights", "3 microbatches", "self.last"),
     ),
     Row(
         "mistake",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 
@@ -38,12 +39,13 @@ def test_there_are_forty_of_all_kinds() -> None:
 @pytest.mark.parametrize("row", PARAMETERS)
 def test_what_the_grader_says(row: Row) -> None:
     found = graded(row)
-    text = brief(found)
+    text = re.sub(" +", " ", brief(found))
     assert f"{found.points}/{found.possible}" == row.points, text
     at = 0
     for words in row.says:
         at = text.find(words, at)
         assert at >= 0, f"{words!r} is not in, or not in this place of:\n{text}"
+    assert not any(words in text for words in row.never), text
     assert text.count("found:") <= 1  # the root cause alone is shown in full
     is_accused = "did not go through" in text
     assert is_accused == (row.what == "passes parameters on where nothing counts")

@@ -22,11 +22,13 @@ from zerosim.units import few
 COST = bytes_per_parameter(2, 2, 2)
 """bf16 weights and gradients, an fp32 master and Adam's two moments: 2 + 2 + 12."""
 
-_LETS_GO = (
-    ("unsharded_param", "flat.reshard() in post_backward frees a unit's parameters, if none of your names holds them"),
-    ("unsharded_grad", "a window of a whole gradient keeps all of it alive: reduce_scatter returns a separate slice"),
+_SECOND = (
+    "publish_params makes a second copy of the whole parameters: gather over the old ones, out=flat.whole_param(), and "
+    "keep no other"
 )
-"""Kinds of whole buffers, and a hint."""
+_LETS_GO = "flat.reshard() in post_backward frees a unit's parameters, if none of your names holds them"
+_WINDOW = "a window of a whole gradient keeps all of it alive: reduce_scatter returns a separate slice"
+_HELD = "a name of yours holds the whole gradient beside the slice: keep only what reduce_scatter returns"
 
 _KEEPS = (
     ("param", "every rank keeps whole parameters between uses: set keeps_params = False in your class"),
@@ -92,10 +94,15 @@ def _excess(run: Comparison, nbytes: Fraction) -> str:
 def _whole_words(at: Where, over: Sequence[str]) -> str:
     """Return which whole buffers are still live, and which call frees them; `over`: the model states that are too
     large."""
-    for kind, hook in _LETS_GO:
-        units = list(dict.fromkeys(held.unit for held in at.live if held.kind == kind))
-        if units:
-            return f"still live: {kind} of {few(units)}; {hook}"
+    wholes = [held for held in at.live if held.kind in ("unsharded_param", "unsharded_grad")]
+    if wholes:
+        kind = wholes[0].kind
+        names = few(list(dict.fromkeys(held.unit for held in wholes if held.kind == kind and held.unit)))
+        sliced = {held.unit for held in at.live if held.kind == "grad"}
+        why = _LETS_GO if names else _SECOND
+        if kind == "unsharded_grad":
+            why = _HELD if all(held.unit in sliced for held in wholes if held.kind == kind) else _WINDOW
+        return f"still live: {kind}{f' of {names}' if names else ''}; {why}"
     words = (words for kind, words in _KEEPS if kind in over)
     return next(words, "a whole buffer is still live: see the list of live buffers")
 

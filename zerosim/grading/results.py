@@ -27,6 +27,7 @@ def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> di
                 "possible": grade.possible,
                 "weight": grade.exercise.weight,
                 "why": grade.verdict.void,
+                "collectives": list(grade.verdict.hooks),
                 "checks": [
                     {key: getattr(check, key) for key in ("name", "passed", "expected", "counted", "case", "hint")}
                     for check in grade.checks
