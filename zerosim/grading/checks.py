@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from zerosim.analysis.formulas.form import total
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Comparison
+from zerosim.grading.hooks import told
 from zerosim.grading.record import Peak, Where, mark_number, peak, where
 from zerosim.grading.trial import result_of
 from zerosim.grading.verdict import Check
@@ -37,6 +40,8 @@ _KEEPS = (
 )  # fmt: skip
 """Kinds of model states that a ZeRO stage cuts, and the strategy's words for them."""
 
+_SQUARES = "whose squares are in this rank's sum? Squares add up over ranks, norms do not"
+
 AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
 
@@ -59,8 +64,15 @@ def norm(run: Comparison) -> Check:
         [report.grad_norm for report in result_of(trial).steps if report.grad_norm is not None]
         for trial in (run.mine, run.ddp)
     )
-    hint = "" if ours == theirs else "whose squares are in this rank's sum? Squares add up over ranks, norms do not"
-    return Check("norm", ours == theirs, f"norms {_floats(theirs)}, as DDP's", _floats(ours), hint=hint)
+    expected, counted = f"norms {_floats(theirs)}, as DDP's", _floats(ours)
+    if ours == theirs:
+        return Check("norm", True, expected, counted)
+    hint, root, cause = _SQUARES, run.case.config.mesh.ranks**0.5, told(run.mine, run.reference)
+    if cause is not None and cause.hook.name == "reduce_grad_norm":
+        counted += f"; {cause.finding.words}"
+    elif np.allclose([root * norm for norm in ours], theirs, rtol=1e-3):
+        hint = "this is the norm over the root of N: squares were averaged over ranks. Sum them, op='sum'"
+    return Check("norm", False, expected, counted, hint=hint)
 
 
 def states(run: Comparison) -> Check:
@@ -141,7 +153,11 @@ def gathered(run: Comparison) -> Check:
     expected = f"at most {most} unit{'s' * (most != 1)} gathered at a time"
     if wrong is None:
         return Check("gathered", True, expected, str(max(one.amount for one in found)))
-    hint = "reshard() forgets the flat's own reference; a buffer lives as long as ANY name holds it"
+    names = few(_gathered_at(run, wrong, found[wrong].number))
+    hint = (
+        f"still gathered: {names}; reshard() forgets the flat's own reference, and a buffer lives as long as ANY name "
+    )
+    hint += "holds it: do post_forward and post_backward reshard each unit, and does an attribute of yours hold one?"
     return _failed_on(run, wrong, found[wrong].number, "gathered", expected, f"{found[wrong].amount}", hint)
 
 

@@ -60,6 +60,7 @@ class Exercise:
     decisive   the checks without which no other counts: right weights and, for a bug, the check that it fails
     yours      methods of a strategy, or functions, that must not be zerosim's own (`borrowed.py`)
     examine    the questions to the answer before any run (`asking.py`)
+    refer      makes the collectives of the stage's reference those that the exercise asks for (`hooks.py`)
     """
 
     number: int
@@ -79,6 +80,7 @@ class Exercise:
     gathered: int | None = None
     slack: int = 0
     examine: Examination | None = None
+    refer: Callable[[Trial], Trial] = lambda trial: trial
 
     @property
     def skeleton(self) -> str:

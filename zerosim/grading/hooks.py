@@ -37,6 +37,7 @@ _RESHARD = (
 _PURPOSE = "squares are no model state: pass purpose='control', so that their sum is not counted as traffic of one"
 _LAST = "reduce once a step, when the last microbatch was added: self.last"
 _EACH = "reduce in every microbatch, and add up slices: whole gradients that wait for the last one cost ZeRO-1's memory"
+_WHOLE = "every rank needs the whole again: all_gather the slices, out=grad"
 _EVERY = "reduce every unit whose .reduces is true, on every rank, and leave its slice in grad_shard"
 _SHARED = "two units share this buffer: after which one's backward is its gradient complete?"
 _INSTEAD = {
@@ -55,6 +56,11 @@ class Called(NamedTuple):
     what: tuple[str, str, str, int]  # op, purpose, axis, payload bytes
     unit: str
     number: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What a hook must call. A reduction belongs to its unit, a gather may be launched in another unit's hook."""
+        return (*self.what, self.unit if self.hook == "post_backward" else "")
 
     @property
     def label(self) -> str:
@@ -90,7 +96,8 @@ class Hook(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        return Counter(row.what for row in self.mine) != Counter(row.what for row in self.theirs)
+        ours, theirs = (Counter(row.key for row in rows) for rows in (self.mine, self.theirs))
+        return ours != theirs
 
 
 def compared(mine: Trial, reference: Trial, rank: int, step: int) -> list[Hook]:
@@ -120,7 +127,7 @@ def table(mine: Trial, reference: Trial) -> tuple[str, ...]:
     ranks = range(len(mine.records))
     for rows in (compared(mine, reference, rank, step) for step in steps_of(mine) for rank in ranks):
         if any(row.differs for row in rows):
-            cells = [("  " + row.name, _counted(row.mine), _counted(row.theirs), row.differs) for row in rows]
+            cells = [("  " + row.name, *_sides(row), row.differs) for row in rows]
             head = f"collectives of rank {rows[0].rank} in step {rows[0].step}", "yours", "the reference's", False
             name, wide = (max(len(str(cell[at])) for cell in (head, *cells)) for at in (0, 1))
             return tuple(f"{a:<{name}}  {b:<{wide}}  {c}{' <- differs' * d}" for a, b, c, d in (head, *cells))
@@ -128,6 +135,15 @@ def table(mine: Trial, reference: Trial) -> tuple[str, ...]:
         return ()
     so_far = "" if mine.failure is None else "up to the failure "
     return (f"collectives: {so_far}each hook calls what the reference's calls",)
+
+
+def with_table_kept(trial: Trial) -> Trial:
+    """Return a reference that keeps the tied table from wte's forward to the head's."""
+
+    def is_left_out(event: Event) -> bool:
+        return isinstance(event, Launch) and event.op == "all_gather" and event.scope[1:3] == ("forward", "lm_head")
+
+    return trial._replace(records=[[event for event in record if not is_left_out(event)] for record in trial.records])
 
 
 def in_halves(trial: Trial) -> Trial:
@@ -140,6 +156,19 @@ def in_halves(trial: Trial) -> Trial:
         return [event]
 
     return trial._replace(records=[[half for event in record for half in split(event)] for record in trial.records])
+
+
+def _sides(hook: Hook) -> tuple[str, str]:
+    """Return both sides in words; if only units or sizes differ, with the first that does."""
+    ours, theirs = _counted(hook.mine), _counted(hook.theirs)
+    if not hook.differs or ours != theirs:
+        return ours, theirs
+    lacking, extra = (
+        [row for row in rows if row.key not in {one.key for one in others}]
+        for rows, others in ((hook.theirs, hook.mine), (hook.mine, hook.theirs))
+    )
+    ((a, x), (b, y)) = ((rows[0].unit, rows[0].what[-1]) for rows in (extra or hook.mine, lacking or hook.theirs))
+    return (f"{ours}, {a}'s", f"{theirs}, {b}'s") if x == y else (f"{ours} of {x:,} B", f"{theirs} of {y:,} B")
 
 
 def _counted(rows: Sequence[Called]) -> str:
@@ -171,7 +200,7 @@ def _told(hook: Hook, mine: Trial) -> Told:
     ours, theirs = (Counter((row.what, row.unit) for row in rows) for rows in (hook.mine, hook.theirs))
     lacking, extra = theirs - ours, ours - theirs
     if not extra:
-        return _missing(hook, record, [unit for _, unit in lacking if unit], batches)
+        return _missing(hook, mine, lacking)
     words = f"{hook.name} calls {_counted(hook.mine)} in step {hook.step}, the reference {_counted(hook.theirs)}"
     (op, purpose, _, sent), (other, right, _, wanted) = (next(iter(each or ours))[0] for each in (extra, lacking))
     if not lacking:
@@ -181,6 +210,10 @@ def _told(hook: Hook, mine: Trial) -> Told:
             hint = _LAST
         elif hook.name == "post_backward" and mine.config.model.tie_embeddings:
             hint = _SHARED
+    elif _counted(hook.mine) == _counted(hook.theirs) and sent == wanted:
+        given, due = (few(list(dict.fromkeys(unit for _, unit in each))) for each in (extra, lacking))
+        words = f"{hook.name} calls {op} for {given} in step {hook.step}, the reference for {due}"
+        hint = _SHARED if mine.config.model.tie_embeddings else "which unit's gradient is complete in this hook?"
     elif _counted(hook.mine) == _counted(hook.theirs):
         words = f"{hook.name} sends {sent:,} B in one call in step {hook.step}, the reference {wanted:,} B"
         hint = "which buffer, of how many elements and of which dtype, does the collective get?"
@@ -190,21 +223,29 @@ def _told(hook: Hook, mine: Trial) -> Told:
     return Told(hook, Finding(words, hint, where(hook.rank, record, at).only()), is_missing=False)
 
 
-def _missing(hook: Hook, record: Sequence[Event], units: list[str], batches: int) -> Told:
-    called, of, op = len(hook.mine), len(hook.theirs), hook.theirs[0].what[0]
+def _missing(hook: Hook, mine: Trial, lacking: Counter[tuple[tuple[str, str, str, int], str]]) -> Told:
+    record, op = mine.records[hook.rank], next(iter(lacking))[0][0]
+    called, of = (sum(row.what[0] == op for row in rows) for rows in (hook.mine, hook.theirs))
+    units = list(dict.fromkeys(unit or _unit_of(mine, what[-1]) for what, unit in lacking))
     kept, at = _kept(record, hook, units)
     words = f"{hook.name} calls no {op} in step {hook.step}, where the reference calls {of}"
-    hint = _WITHOUT.get(hook.name, "")
+    hint = _WHOLE if (hook.name, op) == ("post_backward", "all_gather") else _WITHOUT.get(hook.name, "")
     if called:
         words = f"{hook.name} calls {op} {called} of {of} times in step {hook.step}"
-        words += f": not for {few(units)}" if units and not kept else ""
-    if called and hook.name == "post_backward":
-        hint = _EACH if of == batches * called else _EVERY
+        words += f": not for {few(units)}" if all(units) and not kept else ""
+    if called and hook.name == "post_backward" and op != "all_gather":
+        hint = _EACH if of == mine.config.data.accumulate * called else _EVERY
     if kept:
         words += f": {few(kept)} {'is' if len(kept) == 1 else 'are'} still gathered from before"
     place = where(hook.rank, record, _end_of(record, hook) if at is None else at)
     place = place.only("unsharded_param" if kept else "")
     return Told(hook, Finding(words, _RESHARD if kept else hint, place), is_missing=True, kept=kept)
+
+
+def _unit_of(trial: Trial, nbytes: int) -> str:
+    """Return the only unit whose whole parameters have so many bytes, or ''."""
+    names = [name for name, size in trial.gathered_bytes.items() if size == nbytes]
+    return names[0] if len(names) == 1 else ""
 
 
 def _kept(record: Sequence[Event], hook: Hook, units: Sequence[str]) -> tuple[tuple[str, ...], int | None]:

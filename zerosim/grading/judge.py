@@ -25,7 +25,7 @@ from zerosim.grading.blame import blame
 from zerosim.grading.borrowed import DEAF, Audit, Note, changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
 from zerosim.grading.exercise import Case, Comparison, Exercise
-from zerosim.grading.hooks import in_halves, table
+from zerosim.grading.hooks import table
 from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.own_code import OwnLine, error_words
 from zerosim.grading.plain import packed, unpacked
@@ -181,7 +181,7 @@ def verdict_on(
 
         def reference(stage: int, config: RunConfig = case.config) -> Trial:
             trial = refer(config.at_stage(stage), watch)
-            return in_halves(trial) if "halves" in by_name else trial
+            return one.refer(trial) if stage == one.stage else trial
 
         checks = list(_checked(one, case, mine, reference))
         for check in checks:

@@ -17,9 +17,10 @@ from zerosim.grading.checks import bytes_text, psi_of
 from zerosim.grading.compare import different_weights
 from zerosim.grading.exercise import Comparison
 from zerosim.grading.hooks import NO_COMPUTE, told
-from zerosim.grading.record import Where, calls, carries_states, where
+from zerosim.grading.record import calls, carries_states, where
 from zerosim.grading.trial import Trial, result_of
 from zerosim.grading.verdict import Check
+from zerosim.units import few
 
 HALVES = ("reduce_scatter", "all_gather")
 
@@ -104,9 +105,9 @@ def overlap(run: Comparison) -> Check:
         "overlap",
         False,
         expected,
-        f"{counts[rank]:g} on rank {rank}",
+        f"{counts[rank]:g} on rank {rank}; late: {_late_words(run.mine.records[rank])}",
         hint="launch a unit's gather in the hook of the unit BEFORE it, and wait for it in its own hook",
-        where=_late_gather(run.mine.records[rank], rank),
+        where=next((where(rank, run.mine.records[rank], at).only() for at in _late(run.mine.records[rank])), None),
     )
 
 
@@ -126,17 +127,24 @@ def _overlapped(record: Sequence[Event]) -> list[int]:
     return found
 
 
-def _late_gather(record: Sequence[Event], rank: int) -> Where | None:
-    """Return the first gather that its own unit had to wait for, except the first of a pass."""
-    early = set(_overlapped(record))
-    seen: set[tuple[str, int]] = set()
+def _late(record: Sequence[Event]) -> list[int]:
+    """Return the gathers that their own units had to wait for, except the first of a pass."""
+    early, seen, found = set(_overlapped(record)), set[tuple[int, str, int]](), list[int]()
     for index, event in enumerate(record):
         if isinstance(event, Launch) and event.op == "all_gather" and event.scope.phase in ("forward", "backward"):
-            key = (event.scope.phase, event.scope.slot)
+            key = (event.scope.step, event.scope.phase, event.scope.slot)
             if index not in early and key in seen:
-                return where(rank, record, index).only()
+                found.append(index)
             seen.add(key)
-    return None
+    return found
+
+
+def _late_words(record: Sequence[Event]) -> str:
+    """Return the units of late gathers in step 0, by phase."""
+    units: dict[str, dict[str, None]] = {}
+    for scope in (record[index].scope for index in _late(record)):
+        units.setdefault(scope.phase, {})[scope.unit] = None
+    return ", ".join(f"in {phase} {few(list(names))}" for phase, names in units.items())
 
 
 def halves(run: Comparison) -> Check:
