@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import shutil
 import sys
@@ -66,7 +67,18 @@ def main(args: argparse.Namespace) -> int:
         variant(EXERCISES[0], args.seed)
         sys.stdout.write(class_table(args.folder, wanted, args.seed, args.published, path))
         return 0
-    hand_in = read(args.file, wanted, args.seed)
+    of = [wanted] if wanted else path.exercises if path else EXERCISES
+    try:
+        hand_in = read(args.file, wanted, args.seed)
+    except InputError as error:
+        if os.path.isfile(args.file):  # a hand-in that cannot be graded has a result, too
+            figures = output(args, "json", also=[args.file])
+            scores = output(args, "gradescope", also=[args.file], apart=[figures if args.json != "-" else None])
+            nothing = values(args.file, args.seed, of, [], path=path, why=str(error))
+            why = printable(str(error))
+            with written((figures, as_json(lambda: nothing)), (scores, as_json(lambda: gradescope(of, [], path, why)))):
+                pass
+        raise
     likely = list[str]()
     if args.similar or args.published:
         mine = hand_in_parts(hand_in.source, hand_in.exercises, args.file)
@@ -86,10 +98,10 @@ def main(args: argparse.Namespace) -> int:
     stream = human_stream(args)
     with contextlib.redirect_stdout(stream):  # an answer's output is not part of the JSON
         grades = graded(hand_in)
-    chosen, rows = drawable(grades), values(hand_in, grades, path)
+    chosen, rows = drawable(grades), values(args.file, args.seed, of, grades, skipped=hand_in.skipped, path=path)
     with written(
         (figures, as_json(lambda: rows)),
-        (scores, as_json(lambda: gradescope(grades, path))),
+        (scores, as_json(lambda: gradescope(of, grades, path))),
         (picture if chosen else None, lambda file: _draw(chosen, file, form)),
         (web_page if chosen else None, lambda file: _play(chosen, file)),
     ):
