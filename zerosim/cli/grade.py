@@ -81,8 +81,9 @@ def main(args: argparse.Namespace) -> int:
         raise
     likely = list[str]()
     if args.similar or args.published:
-        mine = hand_in_parts(hand_in.source, hand_in.exercises, args.file)
-        likely = likenesses(mine, (own_parts(), published_parts(args.published))) or ["nothing"]
+        published = published_parts(args.published)
+        mine = hand_in_parts(hand_in.source, hand_in.exercises, args.file, published)
+        likely = likenesses(mine, (own_parts(), published)) or ["nothing"]
     form = form_of("--plot", args.plot) if args.plot else ""
     for flag, path_given in (("--plot", args.plot), ("--html", args.html)):
         if path_given and not any(one.cases for one in hand_in.exercises):
