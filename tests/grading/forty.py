@@ -1,7 +1,12 @@
-"""The answers of `test_forty.py`: right ones, typical mistakes, copies and cheats. A row says what is handed in."""
+"""The answers of `test_forty.py`: right ones, typical mistakes, copies and cheats. A row says what is handed in.
+
+Beside the rows here `four.toml` completes four for each exercise: a right answer in another form, two usual mistakes
+of the instructors' notes, and one in one unit, one rank or one case only.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +19,8 @@ class Row(NamedTuple):
 
     kind     right, unsolved, mistake, copy or cheat
     what     what the student did
-    source   the file that is handed in
-    points   of the possible ones
+    source   the file that is handed in; '' for the answer as the exercise gives it
+    points   of the possible ones; '' for all of a right answer, and fewer of another one
     says     words of the short report, in their order: the first failure and its hint
     never    words that it must not say: they would lead elsewhere
     apart   whether it must run in a process of its own, for what it would do to this one
@@ -29,6 +34,7 @@ class Row(NamedTuple):
     says: tuple[str, ...]
     never: tuple[str, ...] = ()
     apart: bool = False
+    seed: int | None = None
 
 
 def solution(name: str, *changes: tuple[str, str]) -> str:
@@ -858,4 +864,22 @@ CHEATS = [
     ),
 ]
 
+
+def four() -> list[Row]:
+    """The rows of `four.toml`."""
+    found = []
+    for exercise, rows in tomllib.loads((ROOT / "tests" / "grading" / "four.toml").read_text("utf-8")).items():
+        for row in rows:
+            changes = [(old, new) for old, new in row.get("changes", ())]
+            source = solution(exercise, *changes) if changes else ""
+            source = without(exercise, row["without"]) if "without" in row else source
+            is_right = row["kind"] == "right"
+            says = ("solved",) if is_right else tuple(row["says"])
+            kind, what = "right" if is_right else "mistake", f"{exercise}: {row['what']}"
+            seed = row.get("seed", None if source else 0)  # another seed may give another bug, with words of its own
+            found.append(Row(kind, what, exercise, source, "", says, seed=seed))
+    return found
+
+
 ANSWERS = [*RIGHT, *MISTAKES, *COPIES, *CHEATS]
+FOUR = four()
