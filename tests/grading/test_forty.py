@@ -19,7 +19,7 @@ from zerosim.grading.variants import variant
 SEEDS = (0, 7, 11)
 """CI grades each row of `four.toml` at one of them, in turn; `python tests/grading/test_forty.py` grades all at all.
 
-The last such run, of the 46 exercises with four rows and more each: see its result in docs/homework.md.
+Known to escape: `tied: frees after the reduction` at seed 11, where the peak is at another moment.
 """
 NEVER = ("Traceback", "do not cover", " of ;")
 
