@@ -1,7 +1,12 @@
-"""The answers of `test_forty.py`: right ones, typical mistakes, copies and cheats. A row says what is handed in."""
+"""The answers of `test_forty.py`: right ones, typical mistakes, copies and cheats. A row says what is handed in.
+
+Beside the rows here `four.toml` completes four for each exercise: a right answer in another form, two usual mistakes
+of the instructors' notes, and one in one unit, one rank or one case only.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +19,11 @@ class Row(NamedTuple):
 
     kind     right, unsolved, mistake, copy or cheat
     what     what the student did
-    source   the file that is handed in
-    points   of the possible ones
+    source   the file that is handed in; '' for the answer as the exercise gives it
+    points   of the possible ones; '' for all of a right answer, and fewer of another one
     says     words of the short report, in their order: the first failure and its hint
-    apart    whether it must run in a process of its own, for what it would do to this one
+    never    words that it must not say: they would lead elsewhere
+    apart   whether it must run in a process of its own, for what it would do to this one
     """
 
     kind: str
@@ -26,7 +32,9 @@ class Row(NamedTuple):
     source: str
     points: str
     says: tuple[str, ...]
+    never: tuple[str, ...] = ()
     apart: bool = False
+    seed: int | None = None
 
 
 def solution(name: str, *changes: tuple[str, str]) -> str:
@@ -206,7 +214,45 @@ RIGHT = [
     ),
 ]
 
+KEEPS2 = "self.kept = unit.flat.take_grad()\n            unit.flat.add_grad_shard(self.comm.reduce_scatter(self.kept))"
+
 MISTAKES = [
+    Row(
+        "mistake",
+        "DDP without an all_reduce",
+        "ddp",
+        solution("ddp", ("self.comm.all_reduce(flat.whole_grad())", "flat.whole_grad()")),
+        "0/6",
+        ("post_backward none 6 all_reduce", "runs", "calls no all_reduce in step 0", "reduce it over all ranks"),
+        ("do not cover", "None of your code"),
+    ),
+    Row(
+        "mistake",
+        "a name keeps the whole gradient",
+        "zero2",
+        solution("zero2", (REDUCES2, KEEPS2)),
+        "4/6",
+        ("each hook calls what", "bytes", "still live: unsharded_grad of wte", "a name of yours holds the whole"),
+        ("window",),
+    ),
+    Row(
+        "mistake",
+        "a sum of squares sent as model states",
+        "clipping",
+        solution("clipping", (', purpose="control"', "")),
+        "5/7",
+        ("reduce_grad_norm 1 all_reduce 1 all_reduce (purpose 'control')", "volume", "pass purpose='control'"),
+        ("the reference: all_gather",),
+    ),
+    Row(
+        "mistake",
+        "a second copy made in publish_params",
+        "zero2",
+        solution("zero2", (PUBLISHES, "flat.unshard(self.comm.all_gather(flat.shard()))")),
+        "4/6",
+        ("bytes", "still live: unsharded_param;", "publish_params makes a second copy", "out=flat.whole_param()"),
+        ("post_backward", "of ;"),
+    ),
     Row(
         "unsolved",
         "the skeleton as it is given",
@@ -268,7 +314,7 @@ MISTAKES = [
         "zero2",
         solution("zero2", ("self.comm.reduce_scatter", "self.comm.all_reduce")),
         "0/6",
-        ("weights", "elements where its slice has", "keep only the local slice"),
+        ("weights", "6 all_reduce in step 0, the reference 6 reduce_scatter", "where its slice has", "reduce_scatter"),
     ),
     Row(
         "mistake",
@@ -276,7 +322,7 @@ MISTAKES = [
         "zero2",
         solution("zero2", ("if unit.reduces", "if True")),
         "0/6",
-        ("weights", "post_backward reduces it twice, the reference once", "two units share this buffer"),
+        ("weights", "post_backward calls 6 reduce_scatter in step 0, the reference 5", "two units share this buffer"),
     ),
     Row(
         "mistake",
@@ -360,7 +406,7 @@ MISTAKES = [
         "zero1",
         solution("zero1", ("if self.last", "if True")),
         "0/6",
-        ("weights", "3 microbatches", "added exactly once"),
+        ("18 reduce_scatter", "weights", "3 microbatches", "self.last"),
     ),
     Row(
         "mistake",
@@ -818,4 +864,22 @@ CHEATS = [
     ),
 ]
 
+
+def four() -> list[Row]:
+    """The rows of `four.toml`."""
+    found = []
+    for exercise, rows in tomllib.loads((ROOT / "tests" / "grading" / "four.toml").read_text("utf-8")).items():
+        for row in rows:
+            changes = [(old, new) for old, new in row.get("changes", ())]
+            source = solution(exercise, *changes) if changes else ""
+            source = without(exercise, row["without"]) if "without" in row else source
+            is_right = row["kind"] == "right"
+            says = ("solved",) if is_right else tuple(row["says"])
+            kind, what = "right" if is_right else "mistake", f"{exercise}: {row['what']}"
+            seed = row.get("seed", None if source else 0)  # another seed may give another bug, with words of its own
+            found.append(Row(kind, what, exercise, source, "", says, seed=seed))
+    return found
+
+
 ANSWERS = [*RIGHT, *MISTAKES, *COPIES, *CHEATS]
+FOUR = four()

@@ -1,16 +1,29 @@
-"""`grade` in this process, which is quick; and answers that are right, for tests to spoil."""
+"""`grade` in this process, with one run of each reference: quick. And answers that are right, for tests to spoil."""
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 from typing import Any
 
+from zerosim.config import RunConfig
 from zerosim.grading import Exercise, Flat, Grade, Strategy, Unit, find_exercise
 from zerosim.grading.handin_code import made
-from zerosim.grading.judge import left_by, verdict_on
+from zerosim.grading.judge import left_by, run_reference, verdict_on
 from zerosim.grading.limits import Watch
 from zerosim.grading.pickling import pack, unpack
+from zerosim.grading.trial import Trial
+
+
+@functools.lru_cache(maxsize=64)
+def _reference(config: RunConfig) -> Trial:
+    return run_reference(config, Watch())
+
+
+def reference(config: RunConfig, watch: Watch) -> Trial:
+    """Return the one reference run of all answers to a case: it reads nothing of theirs."""
+    return _reference(config)
 
 
 def grade(answer: Any, exercise: Exercise | str | int, *, carried: bool = False) -> Grade:
@@ -22,7 +35,7 @@ def grade(answer: Any, exercise: Exercise | str | int, *, carried: bool = False)
     borrowed = set[str]()
     load = (lambda: unpack(parcel)) if carried else (lambda: answer)
     left = left_by(load, one, Watch(), lambda label: None, borrowed.add)
-    return Grade(one, verdict_on(left, one, borrowed, Watch()))
+    return Grade(one, verdict_on(left, one, borrowed, Watch(), reference))
 
 
 def assert_told(found: Grade, words: str, hint: str) -> None:
@@ -42,7 +55,7 @@ def grade_source(source: str, exercise: Exercise | str, name: str = "hw.py") -> 
     finally:
         linecache.cache.pop(name, None)
         sys.modules.pop("handin", None)
-    return Grade(one, verdict_on(left, one, borrowed, Watch()))
+    return Grade(one, verdict_on(left, one, borrowed, Watch(), reference))
 
 
 class Own2(Strategy):

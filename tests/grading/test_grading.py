@@ -330,8 +330,8 @@ def test_traffic_beyond_the_papers_is_seen_where_it_begins() -> None:
     assert [check.name for check in found.failures] == ["volume"]
     assert found["volume"].where is not None
     assert found["volume"].where.text.startswith("all_reduce #0 of 12,288 B")
-    assert "called: all_reduce of 12,288 B" in found["volume"].hint
-    assert "the reference: reduce_scatter of 12,288 B" in found["volume"].hint
+    assert "6 all_reduce in step 0, the reference 6 reduce_scatter" in found["volume"].counted
+    assert "a rank needs its slice: use reduce_scatter" in found["volume"].hint
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,8 +18,12 @@ from processes import finished, posix
 from zerosim.cli.grade import _fitted
 from zerosim.cli.main import main
 from zerosim.grading import EXERCISES, Grade, find_exercise
+from zerosim.grading.handin import read
+from zerosim.grading.homework import skeleton
 from zerosim.grading.process import judged_source
+from zerosim.grading.results import gradescope
 from zerosim.grading.variants import variant
+from zerosim.grading.verdict import Check, Verdict
 
 SOLUTIONS = Path(__file__).parents[2] / "notebooks" / "solutions"
 ZERO2 = (SOLUTIONS / "zero2.py").read_text("utf-8")
@@ -69,8 +74,9 @@ def test_a_notebook_is_graded_and_its_magics_are_named(tmp_path: Path, capsys: p
     magics = "%matplotlib inline, !ls, files = !ls, plan?"
     said = f"skipped: {magics}, code cell 3, line 1: is not Python: invalid syntax, %%bash\n"
     assert said in capsys.readouterr().out
-    (test,) = json.loads(out.read_text("utf-8"))["tests"]
-    assert test["score"] == test["max_score"] == 2
+    tests = {test["name"]: test for test in json.loads(out.read_text("utf-8"))["tests"]}
+    assert len(tests) == len(EXERCISES)
+    assert tests["Exercise 5, ZeRO-2"]["score"] == tests["Exercise 5, ZeRO-2"]["max_score"] == 2
 
 
 @pytest.mark.slow
@@ -205,3 +211,85 @@ def test_a_class_is_a_table_and_a_broken_file_is_a_row(tmp_path: Path, capsys: p
     assert rows[2][3].startswith("bob.py, line 1: is not Python")
     assert rows[3][:3] == ["eve.py", "0/6", "0.0"]
     assert rows[3][3].startswith("zero2: runs: in step 0")
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+NOT_THE_TASK = (
+    r"Runs:|Volume|Notebook 11 explains|\*\*Guess first|The solution|Solutions are|Which of these does"
+    r"|Nothing is trained|This exercise shows|Now a strategy|With 10 elements|A student's first|The stage that"
+    r"|In exercise 6|GPT-2 shares|The last one to write|From here on|Here you write|The paper counts|`Action` is"
+    r"|The grade trains with your list"
+)
+"""How sentences begin that lead to a task, or that the file has in other words: its runs and volume."""
+
+
+def test_a_file_has_every_sentence_of_the_notebooks_task() -> None:
+    tasks = {}
+    for path in sorted(SOLUTIONS.parent.glob("*.ipynb")):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        parts = "\n".join("".join(cell["source"]) if cell["cell_type"] == "markdown" else "## code" for cell in cells)
+        for number, text in re.findall(r"^## Exercise (\d+)\.[^\n]*\n(.*?)(?=^<details|^## |\Z)", parts, re.M | re.S):
+            tasks[int(number)] = path.stem, text
+    for one in EXERCISES:
+        file = _squeezed(skeleton(one))
+        notebook, text = tasks[one.number]
+        assert one.notebook == notebook
+        for sentence in re.split(r"(?<=[.?!:])\s+(?=[A-Z`*(ρ])", _squeezed(text.split("```")[0])):
+            assert re.match(NOT_THE_TASK, sentence) or sentence in file, (one.name, sentence)
+
+
+def test_a_file_has_the_words_of_the_api_that_its_solution_uses() -> None:
+    for one in EXERCISES:
+        text = (SOLUTIONS / f"{one.name}.py").read_text("utf-8")
+        used = set(re.findall(r"(?:comm|flat|unit|node|updater|now)\.(\w+)", text))
+        used |= set(
+            re.findall(r"\b(launch_\w+|norm_partials|total_norm|(?:Input|Weight)Grad|Forward|Backward)\b", text)
+        )
+        given = skeleton(one).replace("from zerosim.grading import", "")
+        assert not {name for name in used if not re.search(rf"\b{name}\b", given)}, one.name
+
+
+def test_names_are_listed_and_a_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["homework"]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [one.name for one in EXERCISES]
+    file = tmp_path / "hw.py"
+    assert main(["homework", "zero2", "--seed", "7", "-o", str(file)]) == 0
+    assert file.read_text("utf-8") == skeleton(find_exercise("zero2"), 7)
+    assert main(["homework", "zero9", "-o", str(tmp_path / "no.py")]) == 2
+    assert not (tmp_path / "no.py").exists()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_is_read(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "hw.py").write_text("# é\n" + ZERO2, encoding)
+    assert [one.name for one in read(str(tmp_path / "hw.py")).exercises] == ["zero2"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"class MyZero2(:", b"\xff\xfe\xfd", b"x = 1\n"], ids=["broken", "bytes", "no answer"]
+)
+def test_a_hand_in_that_cannot_be_graded_has_a_result(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "hw.py").write_bytes(content)
+    scores, figures = tmp_path / "scores.json", tmp_path / "figures.json"
+    assert main(["grade", str(file), "--gradescope", str(scores), "--json", str(figures)]) == 2
+    assert len(error := capsys.readouterr().err.strip().splitlines()) == 1
+    found, data = json.loads(scores.read_text("utf-8")), json.loads(figures.read_text("utf-8"))
+    assert data["error"]
+    assert data["error"] == found["output"]
+    assert data["error"] in error[0]
+    assert (data["score"], data["grades"]) == (0.0, [])
+    assert [row["score"] for row in found["tests"]] == [0.0] * len(EXERCISES)
+    assert sum(row["max_score"] for row in found["tests"]) == data["most"] == sum(one.weight for one in EXERCISES)
+
+
+def test_the_most_does_not_depend_on_what_was_handed_in() -> None:
+    bounds, ddp = find_exercise("bounds"), find_exercise("ddp")
+    unsolved = [Grade(one, Verdict((Check("answer", False),))) for one in (bounds, ddp)]
+    for grades in ([], unsolved[:1], unsolved):
+        rows = gradescope(EXERCISES, grades)["tests"]
+        assert [row["max_score"] for row in rows] == [one.weight for one in EXERCISES]

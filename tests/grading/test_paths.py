@@ -33,7 +33,7 @@ def test_a_path_is_worth_100(path: Path) -> None:
     assert path.total([grade(one) for one in EXERCISES]) == 100
     assert path.total([]) == 0
     assert sum(map(path.most, path.exercises)) == 100
-    tests = gradescope([grade(path.exercises[0])], path)["tests"]
+    tests = gradescope(path.exercises, [grade(path.exercises[0])], path)["tests"]
     assert len(tests) == len(path.exercises)
     assert sum(test["max_score"] for test in tests) == pytest.approx(100)
     assert sum(test["score"] for test in tests) == pytest.approx(float(path.most(path.exercises[0])))

@@ -11,7 +11,7 @@ import pytest
 from zerosim.errors import InputError
 from zerosim.grading import Exercise, Grade, find_exercise
 from zerosim.grading.verdict import Check, Verdict
-from zerosim.lessons.beside import _rows, beside, opened
+from zerosim.lessons.beside import _rows, beside, once_solved, opened
 from zerosim.lessons.claims import claim
 
 
@@ -42,6 +42,12 @@ def test_it_opens_after_a_full_grade_alone() -> None:
         assert not closed.panes
         assert "Solve exercise 5 first" in str(closed)
     assert beside({1: grade_of("zero2", False), 2: grade_of("zero2", True)}, "zero2").panes
+
+
+def test_lines_that_give_an_exercise_away_are_locked_until_it_is_solved() -> None:
+    closed = once_solved({1: grade_of("zero3", False), 2: grade_of("zero2", True)}, "zero3", "for unit in model.units:")
+    assert closed == "Solve exercise 6 first. Then run this cell again: it shows zerosim's own lines."
+    assert once_solved({1: grade_of("zero3", True)}, "zero3", "for unit in model.units:") == "for unit in model.units:"
 
 
 def test_other_exercises_have_nothing_beside_them() -> None:

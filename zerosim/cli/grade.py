@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import shutil
 import sys
@@ -66,11 +67,23 @@ def main(args: argparse.Namespace) -> int:
         variant(EXERCISES[0], args.seed)
         sys.stdout.write(class_table(args.folder, wanted, args.seed, args.published, path))
         return 0
-    hand_in = read(args.file, wanted, args.seed)
+    of = [wanted] if wanted else path.exercises if path else EXERCISES
+    try:
+        hand_in = read(args.file, wanted, args.seed)
+    except InputError as error:
+        if os.path.isfile(args.file):  # a hand-in that cannot be graded has a result, too
+            figures = output(args, "json", also=[args.file])
+            scores = output(args, "gradescope", also=[args.file], apart=[figures if args.json != "-" else None])
+            nothing = values(args.file, args.seed, of, [], path=path, why=str(error))
+            why = printable(str(error))
+            with written((figures, as_json(lambda: nothing)), (scores, as_json(lambda: gradescope(of, [], path, why)))):
+                pass
+        raise
     likely = list[str]()
     if args.similar or args.published:
-        mine = hand_in_parts(hand_in.source, hand_in.exercises, args.file)
-        likely = likenesses(mine, (own_parts(), published_parts(args.published))) or ["nothing"]
+        published = published_parts(args.published)
+        mine = hand_in_parts(hand_in.source, hand_in.exercises, args.file, published)
+        likely = likenesses(mine, (own_parts(), published)) or ["nothing"]
     form = form_of("--plot", args.plot) if args.plot else ""
     for flag, path_given in (("--plot", args.plot), ("--html", args.html)):
         if path_given and not any(one.cases for one in hand_in.exercises):
@@ -86,10 +99,10 @@ def main(args: argparse.Namespace) -> int:
     stream = human_stream(args)
     with contextlib.redirect_stdout(stream):  # an answer's output is not part of the JSON
         grades = graded(hand_in)
-    chosen, rows = drawable(grades), values(hand_in, grades, path)
+    chosen, rows = drawable(grades), values(args.file, args.seed, of, grades, skipped=hand_in.skipped, path=path)
     with written(
         (figures, as_json(lambda: rows)),
-        (scores, as_json(lambda: gradescope(grades, path))),
+        (scores, as_json(lambda: gradescope(of, grades, path))),
         (picture if chosen else None, lambda file: _draw(chosen, file, form)),
         (web_page if chosen else None, lambda file: _play(chosen, file)),
     ):

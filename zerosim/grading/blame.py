@@ -13,6 +13,7 @@ from zerosim.device.device import Buffer
 from zerosim.device.events import Alloc, Free
 from zerosim.grading import pipelines
 from zerosim.grading.borders import places
+from zerosim.grading.hooks import told
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import Call, Finding, Where, calls, where
 from zerosim.grading.trial import Trial
@@ -59,6 +60,10 @@ _NO_END = {
 _COPIES = (
     "layer norms need the same x on every rank, and in backward the same dx; otherwise their copies of a weight diverge"
 )
+_UPDATES = (
+    "each hook calls what it should, so look at the update: every rank must start from the same reduced gradient, and "
+    "owned must say which slice the rank updates"
+)
 _NO_NAME = "unknown name: see the tables of names that you can use"
 _KNOWN = {owner.__name__: owner for owner in (Flat, Comm, Unit, Buffer, Strategy)}
 
@@ -73,11 +78,22 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
         return _parted(trial, failure, reference)
     if trial.config.mesh.tp > 1 and "copies of a weight must be" in failure.text:
         return Finding(failure.text, f"{_COPIES}: {places(trial.records[0])}", None)
+    if failure.reason == "ends" or "gradient" in failure.text:
+        cause = next((cause for rank in _ranks(trial, failure) if (cause := told(trial, reference(), rank))), None)
+        if cause is not None:
+            return cause.finding._replace(words=f"{cause.finding.words}: {failure.text}")
+        if failure.reason == "ends":
+            return Finding(failure.text, _UPDATES, None)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
     at = _freed(trial, failure) or _last(trial, failure.rank)
     # Live buffers do not explain a slip in a line: only a use after the end, or a hoard, is about buffers.
     kinds = ["unsharded_param"] if "is sharded" in failure.text else []
     return Finding(failure.text, hint, at if failure.reason == "endless" else at.only(*kinds))
+
+
+def _ranks(trial: Trial, failure: Failure) -> list[int]:
+    """Return the ranks in whose collectives to look for a cause: all of them, the failed one first."""
+    return sorted(range(len(trial.records)), key=lambda rank: rank != failure.rank)
 
 
 def _freed(trial: Trial, failure: Failure) -> Where | None:

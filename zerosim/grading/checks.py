@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from zerosim.analysis.formulas.form import total
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Comparison
+from zerosim.grading.hooks import told
 from zerosim.grading.record import Peak, Where, mark_number, peak, where
 from zerosim.grading.trial import result_of
 from zerosim.grading.verdict import Check
@@ -22,11 +25,13 @@ from zerosim.units import few
 COST = bytes_per_parameter(2, 2, 2)
 """bf16 weights and gradients, an fp32 master and Adam's two moments: 2 + 2 + 12."""
 
-_LETS_GO = (
-    ("unsharded_param", "flat.reshard() in post_backward frees a unit's parameters, if none of your names holds them"),
-    ("unsharded_grad", "a window of a whole gradient keeps all of it alive: reduce_scatter returns a separate slice"),
+_SECOND = (
+    "publish_params makes a second copy of the whole parameters: gather over the old ones, out=flat.whole_param(), and "
+    "keep no other"
 )
-"""Kinds of whole buffers, and a hint."""
+_LETS_GO = "flat.reshard() in post_backward frees a unit's parameters, if none of your names holds them"
+_WINDOW = "a window of a whole gradient keeps all of it alive: reduce_scatter returns a separate slice"
+_HELD = "a name of yours holds the whole gradient beside the slice: keep only what reduce_scatter returns"
 
 _KEEPS = (
     ("param", "every rank keeps whole parameters between uses: set keeps_params = False in your class"),
@@ -34,6 +39,8 @@ _KEEPS = (
         "False in your class, and keep only the slice (add_grad_shard)"),
 )  # fmt: skip
 """Kinds of model states that a ZeRO stage cuts, and the strategy's words for them."""
+
+_SQUARES = "whose squares are in this rank's sum? Squares add up over ranks, norms do not"
 
 AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
@@ -57,8 +64,15 @@ def norm(run: Comparison) -> Check:
         [report.grad_norm for report in result_of(trial).steps if report.grad_norm is not None]
         for trial in (run.mine, run.ddp)
     )
-    hint = "" if ours == theirs else "whose squares are in this rank's sum? Squares add up over ranks, norms do not"
-    return Check("norm", ours == theirs, f"norms {_floats(theirs)}, as DDP's", _floats(ours), hint=hint)
+    expected, counted = f"norms {_floats(theirs)}, as DDP's", _floats(ours)
+    if ours == theirs:
+        return Check("norm", True, expected, counted)
+    hint, root, cause = _SQUARES, run.case.config.mesh.ranks**0.5, told(run.mine, run.reference)
+    if cause is not None and cause.hook.name == "reduce_grad_norm":
+        counted += f"; {cause.finding.words}"
+    elif np.allclose([root * norm for norm in ours], theirs, rtol=1e-3):
+        hint = "this is the norm over the root of N: squares were averaged over ranks. Sum them, op='sum'"
+    return Check("norm", False, expected, counted, hint=hint)
 
 
 def states(run: Comparison) -> Check:
@@ -92,10 +106,15 @@ def _excess(run: Comparison, nbytes: Fraction) -> str:
 def _whole_words(at: Where, over: Sequence[str]) -> str:
     """Return which whole buffers are still live, and which call frees them; `over`: the model states that are too
     large."""
-    for kind, hook in _LETS_GO:
-        units = list(dict.fromkeys(held.unit for held in at.live if held.kind == kind))
-        if units:
-            return f"still live: {kind} of {few(units)}; {hook}"
+    wholes = [held for held in at.live if held.kind in ("unsharded_param", "unsharded_grad")]
+    if wholes:
+        kind = wholes[0].kind
+        names = few(list(dict.fromkeys(held.unit for held in wholes if held.kind == kind and held.unit)))
+        sliced = {held.unit for held in at.live if held.kind == "grad"}
+        why = _LETS_GO if names else _SECOND
+        if kind == "unsharded_grad":
+            why = _HELD if all(held.unit in sliced for held in wholes if held.kind == kind) else _WINDOW
+        return f"still live: {kind}{f' of {names}' if names else ''}; {why}"
     words = (words for kind, words in _KEEPS if kind in over)
     return next(words, "a whole buffer is still live: see the list of live buffers")
 
@@ -134,7 +153,11 @@ def gathered(run: Comparison) -> Check:
     expected = f"at most {most} unit{'s' * (most != 1)} gathered at a time"
     if wrong is None:
         return Check("gathered", True, expected, str(max(one.amount for one in found)))
-    hint = "reshard() forgets the flat's own reference; a buffer lives as long as ANY name holds it"
+    names = few(_gathered_at(run, wrong, found[wrong].number))
+    hint = (
+        f"still gathered: {names}; reshard() forgets the flat's own reference, and a buffer lives as long as ANY name "
+    )
+    hint += "holds it: do post_forward and post_backward reshard each unit, and does an attribute of yours hold one?"
     return _failed_on(run, wrong, found[wrong].number, "gathered", expected, f"{found[wrong].amount}", hint)
 
 

@@ -32,7 +32,8 @@ def class_table(
         raise InputError(f"--class {folder}: cannot be read: {error.strerror}; pass a folder of hand-ins") from None
     if not names:
         raise InputError(f"--class {folder}: contains no hand-in; expected files ending in .py or .ipynb")
-    sources = (own_parts(), published_parts(published))
+    known = published_parts(published)
+    sources = own_parts(), known
     points: dict[str, dict[str, str]] = {}
     score: dict[str, str] = {}
     remarks: dict[str, str] = {}
@@ -40,7 +41,7 @@ def class_table(
     for count, name in enumerate(names, 1):
         if sys.stderr.isatty():
             print(f"{count} of {len(names)}: {printable(name)}", file=sys.stderr)
-        grades, remarks[name], parts[name] = _row(os.path.join(folder, name), wanted, seed)
+        grades, remarks[name], parts[name] = _row(os.path.join(folder, name), wanted, seed, known)
         points[name] = {one.exercise.name: f"{one.points}/{one.possible}" for one in grades}
         score[name] = str(number(path.total(grades))) if path and grades else ""
     columns = list(dict.fromkeys(exercise for row in points.values() for exercise in row))
@@ -62,7 +63,7 @@ def escaped(cell: str) -> str:
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
 
-def _row(path: str, wanted: Exercise | None, seed: int) -> tuple[list[Grade], str, list[Part]]:
+def _row(path: str, wanted: Exercise | None, seed: int, published: list[Part]) -> tuple[list[Grade], str, list[Part]]:
     try:
         hand_in = read(path, wanted, seed)
         with contextlib.redirect_stdout(sys.stderr):  # an answer's output is not part of the table
@@ -71,7 +72,7 @@ def _row(path: str, wanted: Exercise | None, seed: int) -> tuple[list[Grade], st
         return [], str(error).replace(path, os.path.basename(path)), []
     remarks = [f"{one.exercise.name}: {why}" for one in grades if (why := _why(one))]
     remarks += [f"skipped {words}" for words in hand_in.skipped]
-    parts = hand_in_parts(hand_in.source, hand_in.exercises, os.path.basename(path))
+    parts = hand_in_parts(hand_in.source, hand_in.exercises, os.path.basename(path), published)
     return grades, "; ".join(remarks), parts
 
 

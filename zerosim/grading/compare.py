@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from zerosim.config import RunConfig
-from zerosim.device.events import Event
-from zerosim.grading.missing import first_missing
-from zerosim.grading.record import Call, Finding, calls, first_difference, other_kernels, where
+from zerosim.grading.hooks import told
+from zerosim.grading.record import Finding, other_kernels, where
 from zerosim.grading.trial import Trial, Update, result_of
 
 _NORM = (
@@ -40,12 +38,14 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         place = f"rank {update.rank}'s gradient of {update.unit} in step {update.step}"
         if not np.array_equal(ours, theirs):
             words, hint = _likeness(ours, theirs, expected, update, mine.config)
-            if (often := _more_often(mine, schedule, update)) is not None:
-                return often._replace(words=f"{place} {words}; {often.words}")
-            left_out = first_missing(mine, schedule, update.rank)
-            if left_out is not None and left_out.step <= update.step:
-                return Finding(f"{place} {words}; {left_out.words}", left_out.hint or hint, left_out.where)
-            more, number = _work(record, schedule.records[update.rank], update, schedule.config.parallel.zero_stage)
+            if (cause := told(mine, schedule, update.rank, update.step)) is not None:
+                other, hinted, at = cause.finding
+                return Finding(f"{other}: {place} {words}", hinted or hint, at)
+            kernels = other_kernels(record, schedule.records[update.rank], update.step, update.unit)
+            more, number = "", update.number
+            if kernels is not None:
+                name, counted, wanted, number = kernels
+                more = f"; its backward runs {name} {_times(counted)}, the reference's {_times(wanted)}"
             return Finding(f"{place} {words}{more}", hint, where(update.rank, record, number).only())
         if update.scale != scale:
             counts_all = np.isclose(update.scale * mine.config.mesh.ranks**0.5, scale, rtol=1e-3)
@@ -59,26 +59,6 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         "check which slice you update, and how: owned, and store_param_shard if you wrote step yourself",
         None,
     )
-
-
-def _more_often(mine: Trial, schedule: Trial, update: Update) -> Finding | None:
-    """Return whether a tied table is reduced at each of its uses, before its gradient is complete."""
-    if not mine.config.model.tie_embeddings:
-        return None
-    whole = mine.gathered_bytes.get(update.unit, 0)
-    ours, theirs = (
-        [call for call in calls(trial.records[update.rank]) if _is_reduction(call, update.step, whole)]
-        for trial in (mine, schedule)
-    )
-    if len(ours) <= len(theirs):
-        return None
-    words = f"post_backward reduces it {_times(len(ours))}, the reference {_times(len(theirs))}"
-    at = where(update.rank, mine.records[update.rank], ours[0].number).only()
-    return Finding(words, "two units share this buffer: after which one's backward is its gradient complete?", at)
-
-
-def _is_reduction(call: Call, step: int, nbytes: int) -> bool:
-    return call.what[:2] == (step, "backward") and call.op.startswith("reduce") and call.what[5] == nbytes
 
 
 def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
@@ -136,19 +116,6 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
     if config.data.accumulate > 1:
         return "differs", f"was every one of the {config.data.accumulate} microbatches added exactly once?"
     return "differs", "part of it is missing, or comes only from this rank: was it reduced over all ranks?"
-
-
-def _work(record: Sequence[Event], other: Sequence[Event], update: Update, stage: int) -> tuple[str, int]:
-    """Return how the rank's work before this update differs from the reference's, and the number of that event."""
-    kernels = other_kernels(record, other, update.step, update.unit)
-    if kernels is not None:
-        name, ours, theirs, number = kernels
-        return f"; its backward runs {name} {_times(ours)}, the reference's {_times(theirs)}", number
-    difference = first_difference(record, other, by_unit=stage >= 2)
-    if difference is None:
-        return "", update.number
-    mine = difference.mine.number if difference.mine is not None else update.number
-    return f"; the collectives first differ where it {difference}", min(mine, update.number)
 
 
 def _times(count: int) -> str:

@@ -60,6 +60,10 @@ class Exercise:
     decisive   the checks without which no other counts: right weights and, for a bug, the check that it fails
     yours      methods of a strategy, or functions, that must not be zerosim's own (`borrowed.py`)
     examine    the questions to the answer before any run (`asking.py`)
+    more       what the notebook says of the task beside the question
+    notebook   the notebook that asks for it
+    words      groups of `given/words.toml` that an answer needs
+    refer      makes the collectives of the stage's reference those that the exercise asks for (`hooks.py`)
     """
 
     number: int
@@ -79,6 +83,10 @@ class Exercise:
     gathered: int | None = None
     slack: int = 0
     examine: Examination | None = None
+    more: str = ""
+    notebook: str = ""
+    words: tuple[str, ...] = ()
+    refer: Callable[[Trial], Trial] = lambda trial: trial
 
     @property
     def skeleton(self) -> str:

@@ -164,7 +164,8 @@ def _wrong_dispatch(asked: str, counts: Any, rank: int, came: Any) -> Wrong | No
     ranks = len(counts)
     found, words = arrays_of(came, [("sends", (ranks,)), ("receives", (ranks,)), ("order", (len(order),))])
     if words:
-        return f"{asked}: {words}", _THREE
+        is_sent = isinstance(came, tuple | list) and len(came) == 3 and np.size(came[2]) == sum(sends)
+        return f"{asked}: {words}", _SWAPPED if is_sent else _THREE
     got = [one.tolist() for one in found]
     strided = counts.reshape(ranks, -1, ranks).sum(axis=1)[rank].tolist()
     for name, one, right, hint in (

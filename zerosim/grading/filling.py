@@ -26,11 +26,12 @@ def _files(seed: int) -> list[tuple[Any, ...]]:
         ("numbers in zero_optimization", {"reduce_bucket_size": 500_000_000, _WIDTH[2]: 100_000}),
         ("a batch without its ranks", {_BATCH[0]: -1, _WIDTH[1]: 0}),
         ("the Trainer's own micro batch, another accumulation", {_BATCH[1]: None, _BATCH[2]: -1}),
+        ("another micro batch", {_BATCH[1]: -1}),
     ):
         hidden, micro, ranks = draw.choice((2048, 3072, 8192)), draw.choice((2, 4)), draw.choice((4, 8, 16))
         accumulate = draw.choice((3, 5, 6))
         rules = _rules(hidden, micro, accumulate, ranks)
-        other = {_BATCH[0]: micro * accumulate, _BATCH[2]: 2 * accumulate}
+        other = {_BATCH[0]: micro * accumulate, _BATCH[1]: micro + 1, _BATCH[2]: 2 * accumulate}
         values: dict[str, Any] = dict.fromkeys(rules, "auto")
         for key, value in own.items():
             values[key] = rules[key] if value is None else other[key] if value == -1 else value
@@ -107,4 +108,4 @@ def _hint(key: str, value: Any, got: Any, rules: Mapping[str, int]) -> str:
 
 _PAIR = "return two things: the filled file, and a list of keys"
 
-AUTO = by_calls("filled", "every auto filled, and the contradictions named", "4 files", _files, _wrong_file)
+AUTO = by_calls("filled", "every auto filled, and the contradictions named", "5 files", _files, _wrong_file)

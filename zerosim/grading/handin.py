@@ -6,6 +6,7 @@ an environment of its own.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -73,8 +74,10 @@ def _text(path: str) -> tuple[str, tuple[str, ...]]:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; hand in only code, without outputs")
+    marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF16: "utf-16"}
+    marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # as PowerShell's > writes
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(next((name for mark, name in marks.items() if data.startswith(mark)), "utf-8-sig"))
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not a text file; expected FILE.py or NOTEBOOK.ipynb") from None
     return _of_cells(path, text) if path.endswith(".ipynb") else (text, ())

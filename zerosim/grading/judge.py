@@ -18,12 +18,14 @@ from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.grading.asking import Asked, asked, checked
 from zerosim.grading.blame import blame
 from zerosim.grading.borrowed import DEAF, Audit, Note, changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
 from zerosim.grading.exercise import Case, Comparison, Exercise
+from zerosim.grading.hooks import table
 from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.own_code import OwnLine, error_words
 from zerosim.grading.plain import packed, unpacked
@@ -35,6 +37,9 @@ from zerosim.grading.trial import left_by as run_left_by
 from zerosim.grading.variants import variant
 from zerosim.grading.verdict import Check, Recorded, Verdict
 from zerosim.stepper import DebugWorld, debug
+
+Refer = Callable[[RunConfig, Watch], Trial]
+"""Runs a reference."""
 
 Begin = Callable[[str], None]
 """Called with each case's label, before it is run."""
@@ -132,7 +137,14 @@ def _ran(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, run
 
 
 # -- in the process that judges ----------------------------------------------------------------------
-def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Watch) -> Verdict:
+def run_reference(config: RunConfig, watch: Watch) -> Trial:
+    """Run zerosim's own strategy. It takes none of the answer's time."""
+    return attempt(config, watch=Watch(watch.beat))
+
+
+def verdict_on(
+    data: bytes, one: Exercise, borrowed: Collection[str], watch: Watch, refer: Refer = run_reference
+) -> Verdict:
     """Return the verdict on an answer's results and borrowed functions. No object of the answer's is here, and nothing
     that it could change."""
     try:
@@ -161,16 +173,26 @@ def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Wat
     if any(not check.passed for check in own) or not one.cases:
         return Verdict(own, void=void)
     by_name: dict[str, list[Check]] = {name: [] for name in ("runs", *(name for name, _ in one.judges))}
+    tables = dict[str, tuple[str, ...]]()
     for case, run in zip(one.cases, left.runs, strict=False):
         mine = completed(case.config, run)
         if mine.failure is not None and mine.failure.reason == "unsolved":
             return Verdict(unsolved=mine.failure)
-        for check in _checked(one, case, mine, watch):
+
+        def reference(stage: int, config: RunConfig = case.config) -> Trial:
+            trial = refer(config.at_stage(stage), watch)
+            return one.refer(trial) if stage == one.stage else trial
+
+        checks = list(_checked(one, case, mine, reference))
+        for check in checks:
             by_name[check.name].append(check._replace(case=case.label))
+        if not all(check.passed for check in checks):
+            tables[case.label] = table(mine, reference(one.stage))
         if mine.failure is not None:
             break
     merged = tuple(_merged(name, checks, len(one.cases)) for name, checks in by_name.items())
-    return Verdict((*own, *merged), void=void, recorded=_recorded(one, merged, left.runs))
+    first = next((check.case for check in merged if check.passed is False), "")
+    return Verdict((*own, *merged), void=void, hooks=tables.get(first, ()), recorded=_recorded(one, merged, left.runs))
 
 
 def _recorded(one: Exercise, checks: Collection[Check], runs: list[RunLeft]) -> Recorded | None:
@@ -182,10 +204,7 @@ def _recorded(one: Exercise, checks: Collection[Check], runs: list[RunLeft]) -> 
     return Recorded(label, rank, run.records, run.lines, run.sources) if run and run.records[rank] else None
 
 
-def _checked(one: Exercise, case: Case, mine: Trial, watch: Watch) -> Iterator[Check]:
-    def reference(stage: int) -> Trial:  # the reference takes none of the answer's time
-        return attempt(case.config.at_stage(stage), watch=Watch(watch.beat))
-
+def _checked(one: Exercise, case: Case, mine: Trial, reference: Callable[[int], Trial]) -> Iterator[Check]:
     if mine.failure is not None:
         found = blame(mine, lambda: reference(one.stage))
         line, hint, at = mine.failure.line, found.hint, found.where

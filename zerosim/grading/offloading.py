@@ -62,6 +62,8 @@ def _is_off(event: Event, wanted: dict[str, int], found: dict[str, int]) -> bool
 def _hint(found: dict[str, int], share: int) -> str:
     if found.get(BACK, 0) == 2 * share:
         return "masters are fp32, parameters half as large: cast on the host, then copy"
+    if share < found.get(OUT, 0) < 2 * share:
+        return "some bytes leave twice: which gradient does the optimizer still find on the device?"
     if found.get(OUT, 0) > share:
         return "reduce_scatter first: then only your slice remains to be copied"
     if not found.get(BACK):

@@ -59,6 +59,12 @@ def live(most: Form, hint: str = GPIPE) -> Judge:
         if wrong is None:
             return Check("live", True, expected, _listed(found))
         number = next(number for number, count in enumerate(counts[wrong]) if count > allowed[wrong])
+        if hint == GPIPE and found[wrong] < batches:
+            more = (
+                f"stage {wrong} begins {found[wrong]} forwards before its first backward ends, and may {allowed[wrong]}"
+            )
+            at = where(wrong, run.mine.records[wrong], number)
+            return Check("live", False, expected, _listed(found), hint=f"{more}: count p - i again", where=at)
         at = where(wrong, run.mine.records[wrong], number)
         return Check("live", False, expected, _listed(found), hint=hint, where=at)
 
@@ -76,6 +82,8 @@ def bubble(most: Form) -> Judge:
         expected = f"a bubble of at most {most} = {allowed} of a stage's work, in slots"
         expected += f", in r = {rounds} rounds" if "r" in most.symbols else ""
         hint = "" if found <= allowed else "a stage waits although its next microbatch could already be there: draw it"
+        if hint and any(isinstance(action, WeightGrad) for record in run.mine.records for action in _ran(record)):
+            hint = "no stage waits for a WeightGrad: run it where this stage would idle, after what others wait for"
         return Check("bubble", found <= allowed, expected, str(found), hint=hint)
 
     return check

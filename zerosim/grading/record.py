@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import NamedTuple
 
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Retag
@@ -127,27 +126,6 @@ def calls(record: Sequence[Event], *, control: bool = False) -> list[Call]:
         for number, event in enumerate(record)
         if isinstance(event, Launch) and (control or carries_states(event))
     ]
-
-
-class Difference(NamedTuple):
-    """Where a rank's collectives differ from those of another: either may have none there."""
-
-    mine: Call | None
-    other: Call | None
-
-    def __str__(self) -> str:
-        return f"called: {self.mine or 'nothing more'}; the reference: {self.other or 'nothing more'}"
-
-
-def first_difference(mine: Sequence[Event], other: Sequence[Event], *, by_unit: bool) -> Difference | None:
-    """Return the first collective that is not the other's, None if all are alike.
-
-    Without `by_unit` the same call while another unit runs counts as alike: a bucket may postpone it.
-    """
-    for a, b in zip_longest(calls(mine), calls(other)):
-        if a is None or b is None or (a.what != b.what if by_unit else a.what[4:] != b.what[4:]):
-            return Difference(a, b)
-    return None
 
 
 # -- kernels ----------------------------------------------------------------------------------------

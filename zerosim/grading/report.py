@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
 _COLOURS = {True: "#2a7d4f", False: "#b3361e", None: "#777777"}
 _MOST_UNITS = 8
+_PRE = "margin:0;text-align:left;white-space:pre-wrap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Grade:
         if self.verdict.unsolved is not None:
             return "\n".join([*lines, *(f"  {words}" for words in _unsolved(self, self.verdict.unsolved))])
         shown: list[Where] = []
+        lines += [f"  {words}" for words in self.verdict.hooks]
         for check in self.checks:
             lines.append(f"  {_MARKS[check.passed]} {check.name:<9} {_sentence(check)}")
             lines += [f"       {words}" for words in _details(check, shown)]
@@ -124,6 +126,8 @@ class Grade:
         if self.verdict.unsolved is not None:
             return head + "".join(f"<p>{escape(words)}</p>" for words in _unsolved(self, self.verdict.unsolved))
         shown, first = list[Where](), next(iter(self.failures), None)
+        called = chr(10).join(self.verdict.hooks)
+        head += f'<pre style="{_PRE}">{escape(called)}</pre>' if called else ""
         return head + f"<table>{''.join(_row(check, shown, check is first) for check in self.checks)}</table>"
 
 
@@ -135,6 +139,7 @@ def brief(grade: Grade) -> str:
     if not grade.verdict.void:  # else that is the root cause
         if first is None:
             return str(grade)
+        lines += [f"  {words}" for words in grade.verdict.hooks]
         lines.append(f"  {_MARKS[False]} {first.name:<9} {_sentence(first)}")
         lines += [f"       {words}" for words in _details(first, [])]
     for mark, words in (
@@ -216,8 +221,7 @@ def _units(names: Iterable[str]) -> str:
 def _row(check: Check, shown: list[Where], is_first: bool) -> str:
     """Return a check as a row of a table. Details of failures after the first, the root cause, are folded."""
     details = _details(check, shown)
-    style = "margin:0;text-align:left;white-space:pre-wrap"
-    more = f'<pre style="{style}">{escape(chr(10).join(details))}</pre>' if details else ""
+    more = f'<pre style="{_PRE}">{escape(chr(10).join(details))}</pre>' if details else ""
     more = f"<details><summary>details</summary>{more}</details>" if more and not is_first else more
     mark = f'<td style="color:{_COLOURS[check.passed]};vertical-align:top"><b>{_MARKS[check.passed]}</b></td>'
     name = f'<td style="text-align:left;vertical-align:top">{escape(check.name)}</td>'

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from zerosim.errors import printable
-from zerosim.grading.handin import HandIn
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.paths import Path, number
 from zerosim.grading.report import Grade, brief
 
 
-def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> dict[str, Any]:
-    """Return the values that `zerosim grade --json` writes."""
+def values(
+    file: str, seed: int, of: Sequence[Exercise], grades: Sequence[Grade], *,
+    skipped: Sequence[str] = (), path: Path | None = None, why: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Return the values that `zerosim grade --json` writes. `of` are the exercises that count, answered or not; `why`
+    says why nothing could be graded."""
+    scored = [_scored(one, grades, None) for one in of]
     return {
         "schema": 1,
-        "file": printable(hand_in.path),
-        "seed": hand_in.seed,
-        **({"path": {"name": path.name, "version": path.version, "score": number(path.total(grades))}} if path else {}),
-        "skipped": list(hand_in.skipped),
+        "file": printable(file),
+        "seed": seed,
+        **(
+            {"path": {"name": path.name, "version": path.version, "score": number(path.total([*grades]))}}
+            if path
+            else {}
+        ),
+        "score": float(sum(score for score, _ in scored)),
+        "most": float(sum(most for _, most in scored)),
+        "error": printable(why),
+        "skipped": list(skipped),
         "grades": [
             {
                 "exercise": grade.exercise.name,
@@ -27,6 +40,7 @@ def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> di
                 "possible": grade.possible,
                 "weight": grade.exercise.weight,
                 "why": grade.verdict.void,
+                "collectives": list(grade.verdict.hooks),
                 "checks": [
                     {key: getattr(check, key) for key in ("name", "passed", "expected", "counted", "case", "hint")}
                     for check in grade.checks
@@ -37,21 +51,30 @@ def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> di
     }
 
 
-def gradescope(grades: list[Grade], path: Path | None = None) -> dict[str, Any]:
+def gradescope(
+    of: Sequence[Exercise], grades: Sequence[Grade], path: Path | None = None, why: str = ""
+) -> dict[str, Any]:
     """Return the results.json of an autograder: weights, or a path's share of 100. An exercise without an answer counts
-    0."""
-    rows = [(one, one.score, Fraction(one.exercise.weight)) for one in grades]
+    0, so the most that a hand-in can reach does not depend on what it holds."""
+    outputs = {grade.exercise.name: brief(grade) for grade in grades}
+    tests = []
+    for one in of:
+        score, most = _scored(one, grades, path)
+        name, text = f"Exercise {one.number}, {one.title}", outputs.get(one.name, why or "no answer")
+        tests.append(
+            {
+                "name": name,
+                "score": float(score),
+                "max_score": float(most),
+                "output": text if one.name in outputs else printable(text),
+            }
+        )
+    return {**({"output": printable(why)} if why else {}), "tests": tests}
+
+
+def _scored(one: Exercise, grades: Sequence[Grade], path: Path | None) -> tuple[Fraction, Fraction]:
+    """Return what an exercise's answer reaches, and the most."""
+    grade = next((grade for grade in grades if grade.exercise.name == one.name), None)
     if path is not None:
-        rows = [(one, path.points(one), path.most(one.exercise)) for one in grades if one.exercise.name in path.names]
-    tests = [
-        {"name": one.title, "score": float(score), "max_score": float(most), "output": brief(one)}
-        for one, score, most in rows
-    ]
-    there = [one.exercise.name for one in grades]
-    missing = [one for one in path.exercises if one.name not in there] if path else []
-    tests += [
-        {"name": f"Exercise {one.number}, {one.title}", "score": 0.0, "max_score": float(path.most(one)),
-         "output": "no answer"}
-        for one in missing if path
-    ]  # fmt: skip
-    return {"tests": tests}
+        return path.points(grade) if grade else Fraction(0), path.most(one)
+    return grade.score if grade else Fraction(0), Fraction(one.weight)

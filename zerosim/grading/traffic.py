@@ -16,13 +16,13 @@ from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.grading.checks import bytes_text, psi_of
 from zerosim.grading.compare import different_weights
 from zerosim.grading.exercise import Comparison
-from zerosim.grading.missing import first_missing
-from zerosim.grading.record import Where, calls, carries_states, first_difference, where
+from zerosim.grading.hooks import NO_COMPUTE, told
+from zerosim.grading.record import calls, carries_states, where
 from zerosim.grading.trial import Trial, result_of
 from zerosim.grading.verdict import Check
+from zerosim.units import few
 
 HALVES = ("reduce_scatter", "all_gather")
-_NO_COMPUTE = ("reduce", "fill", "copy")
 
 
 def volume(run: Comparison) -> Check:
@@ -51,17 +51,17 @@ _ASIDE = "Some traffic or memory did not go through `self.comm` and `self.device
 def _too_few(run: Comparison, expected: str, counted: str) -> Check:
     """Return what was left out, and why the run came to its end without it: its weights are wrong because of it, or a
     buffer that should be freed stays. Only if neither is so has data gone another way."""
-    found = first_missing(run.mine, run.reference)
-    if found is None:
-        return _parted(run, "volume", expected, counted, _ASIDE)
+    found = told(run.mine, run.reference)
+    if found is None or not found.is_missing:
+        return _parted(run, "volume", expected, counted, "" if found else _ASIDE)
+    words, hint, at = found.finding
     is_seen = bool(found.kept or different_weights(run.mine, run.ddp))
-    if found.is_publishing and not is_seen:  # after the last step no gradient shows what ranks have
+    counted = f"{counted}; {words}"
+    if found.hook.name == "publish_params" and not is_seen:  # after the last step no gradient shows what ranks have
         is_seen = any(ends != run.mine.whole[0] for ends in run.mine.whole)
-        counted += f"; {found.words}" + (", and the ranks end with different parameters" if is_seen else "")
-    else:
-        counted += f"; {found.words}"
-    hint = found.hint if is_seen else f"{_ASIDE} Every rank has the values it needs, but no collective sent them."
-    return Check("volume", False, expected, counted, hint=hint, where=found.where)
+        counted += ", and the ranks end with different parameters" if is_seen else ""
+    hint = hint if is_seen else f"{_ASIDE} Every rank has the values it needs, but no collective sent them."
+    return Check("volume", False, expected, counted, hint=hint, where=at)
 
 
 def _least_elements(run: Comparison, most: Fraction, table: int) -> Fraction:
@@ -105,9 +105,9 @@ def overlap(run: Comparison) -> Check:
         "overlap",
         False,
         expected,
-        f"{counts[rank]:g} on rank {rank}",
+        f"{counts[rank]:g} on rank {rank}; late: {_late_words(run.mine.records[rank])}",
         hint="launch a unit's gather in the hook of the unit BEFORE it, and wait for it in its own hook",
-        where=_late_gather(run.mine.records[rank], rank),
+        where=next((where(rank, run.mine.records[rank], at).only() for at in _late(run.mine.records[rank])), None),
     )
 
 
@@ -117,7 +117,7 @@ def _overlapped(record: Sequence[Event]) -> list[int]:
     for index, event in enumerate(record):
         if isinstance(event, Launch) and event.op == "all_gather" and event.purpose == "states":
             computing[event.work] = index, False
-        elif isinstance(event, Kernel) and event.name not in _NO_COMPUTE:
+        elif isinstance(event, Kernel) and event.name not in NO_COMPUTE:
             for work, (start, _) in computing.items():
                 computing[work] = start, True
         elif isinstance(event, Wait) and event.work in computing:
@@ -127,17 +127,24 @@ def _overlapped(record: Sequence[Event]) -> list[int]:
     return found
 
 
-def _late_gather(record: Sequence[Event], rank: int) -> Where | None:
-    """Return the first gather that its own unit had to wait for, except the first of a pass."""
-    early = set(_overlapped(record))
-    seen: set[tuple[str, int]] = set()
+def _late(record: Sequence[Event]) -> list[int]:
+    """Return the gathers that their own units had to wait for, except the first of a pass."""
+    early, seen, found = set(_overlapped(record)), set[tuple[int, str, int]](), list[int]()
     for index, event in enumerate(record):
         if isinstance(event, Launch) and event.op == "all_gather" and event.scope.phase in ("forward", "backward"):
-            key = (event.scope.phase, event.scope.slot)
+            key = (event.scope.step, event.scope.phase, event.scope.slot)
             if index not in early and key in seen:
-                return where(rank, record, index).only()
+                found.append(index)
             seen.add(key)
-    return None
+    return found
+
+
+def _late_words(record: Sequence[Event]) -> str:
+    """Return the units of late gathers in step 0, by phase."""
+    units: dict[str, dict[str, None]] = {}
+    for scope in (record[index].scope for index in _late(record)):
+        units.setdefault(scope.phase, {})[scope.unit] = None
+    return ", ".join(f"in {phase} {few(list(names))}" for phase, names in units.items())
 
 
 def halves(run: Comparison) -> Check:
@@ -167,14 +174,13 @@ def halves(run: Comparison) -> Check:
 
 
 def _parted(run: Comparison, name: str, expected: str, counted: str, hint: str = "") -> Check:
-    """Return a failed check where rank 0's collectives differ from the reference's. `hint` replaces the words on
-    how."""
-    record = run.mine.records[0]
-    difference = first_difference(record, run.reference.records[0], by_unit=run.exercise.stage >= 2)
-    if difference is None:
-        return Check(name, False, expected, counted, hint=hint or "see the calls")
-    at = where(0, record, difference.mine.number if difference.mine is not None else len(record) - 1).only()
-    return Check(name, False, expected, counted, hint=hint or f"rank 0 {difference}", where=at)
+    """Return a failed check, and the first hook of rank 0 whose collectives differ from the reference's. `hint`
+    replaces the words on how."""
+    found = told(run.mine, run.reference)
+    if found is None:
+        return Check(name, False, expected, counted, hint=hint or "look at the order and the sizes of your collectives")
+    words, how, at = found.finding
+    return Check(name, False, expected, f"{counted}; {words}", hint=hint or how or words, where=at)
 
 
 def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:

@@ -149,8 +149,7 @@ def completed(config: RunConfig, left: Left) -> Trial:
                     reader.read(record)
             result = experiment.result(left.outcomes, ledgers, keep_events=True)
         except Exception as error:
-            words = f"the ranks' local slices do not cover the weights: {error_words(error)}"
-            failure = Failure("error", words)
+            failure = Failure("ends", f"the ranks end with weights that do not fit together: {text_of(error)}")
     padded = experiment.layout.padded
     sizes = {flat.name: padded(flat.name) * flat.dtype.itemsize for flat in experiment.model.flats}
     return Trial(config, result, failure, left.records, left.updates, left.ended, sizes, left.whole)

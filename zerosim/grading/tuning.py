@@ -84,13 +84,16 @@ def _nf4_blocks(seed: int) -> list[tuple[Any, ...]]:
     return [(name, block.astype(np.float32), NF4.copy()) for name, block in blocks.items()]
 
 
+_PAIRS = "two codes a byte; an odd last code has the high half of one more byte"
+
+
 def _wrong_nf4(asked: str, values: Any, table: Any, pair: Any) -> Wrong | None:
     packed = -(-len(values) // 2)
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
         return f"{asked}: {shown(pair)[:80]}, expected codes and absmax", "return an array and a number: codes, absmax"
     codes, absmax = np.asarray(pair[0]), float(pair[1])
     if codes.dtype != np.uint8 or codes.shape != (packed,):
-        return f"{asked}: codes of {codes.dtype} {codes.shape}, expected uint8 ({packed},)", "two codes a byte"
+        return f"{asked}: codes of {codes.dtype} {codes.shape}, expected uint8 ({packed},)", _PAIRS
     if absmax != float(np.abs(values).max()):
         return f"{asked}: absmax is {absmax:.9g}, expected {float(np.abs(values).max()):.9g}", _ABSMAX
     unit = values.astype(np.float64) / (absmax or 1.0)

@@ -47,12 +47,15 @@ class Verdict(NamedTuple):
 
     unsolved   the part still to write, and the line that reaches it
     void       why nothing of the answer counts, '' if it counts
+    hooks      lines on which collectives each hook called, beside the reference's (`hooks.py`), of the run of the
+               first failure; none without a failure
     recorded   the records to draw; None if nothing was run
     """
 
     checks: tuple[Check, ...] = ()
     unsolved: Failure | None = None
     void: str = ""
+    hooks: tuple[str, ...] = ()
     recorded: Recorded | None = None
 
     @property

@@ -45,7 +45,7 @@ def _wrong_depth(asked: str, compute: list[int], gather: list[int], depth: Any) 
     waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
     right = waits.index(waits[-1])
     if type(depth) is not int or not 0 <= depth < len(compute):
-        return f"{asked} is {shown(depth)}, expected 0 to {len(compute) - 1}", _TURN
+        return f"{asked} is {shown(depth)}, expected a number of other units, 0 to {len(compute) - 1}", _TURN
     if depth != right:
         words = f"{asked} is {depth}, expected {right}; waits with 0, 1, ... units prefetched: "
         return words + ", ".join(f"{wait:g} s" for wait in waits), _TURN
@@ -112,10 +112,15 @@ def _wrong_micro_batches(asked: str, stages: int, chunks: int, share: Fraction, 
         which = f"a multiple of {pace}" if pace > 1 else "at least 1"
         return f"{asked} is {shown(count)}, expected {which}, as an int", _WHOLE
     if (found := bubble_of(stages, chunks, count)) > share:
-        return f"{asked} is {count}, with a bubble of {found}", "waiting over working is (p-1)/(vm)"
+        rounds_down = bubble_of(stages, chunks, count + pace) <= share
+        return f"{asked} is {count}, with a bubble of {found}", _WHOLE if rounds_down else _VM
     if count > pace and (found := bubble_of(stages, chunks, count - pace)) <= share:
-        return f"{asked} is {count}; {count - pace} have a bubble of {found}", _WHOLE
+        is_far = count > 2 * pace and bubble_of(stages, chunks, count - 2 * pace) <= share
+        return f"{asked} is {count}; {count - pace} have a bubble of {found}", _VM if chunks > 1 or is_far else _WHOLE
     return None
+
+
+_VM = "waiting over working is (p-1)/(vm): all v chunks of a stage count, and all m microbatches"
 
 
 _WHOLE = "round up; for interleaved, up to a multiple of the stages. Shares are Fractions, which are exact"

@@ -20,6 +20,7 @@ from typing import Any
 import zerosim
 from zerosim.errors import InputError
 from zerosim.grading.catalogue import find_exercise
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.report import Grade
 
 _PANE = "flex:1 1 20em;min-width:0;margin:0 .5em .5em 0"
@@ -81,16 +82,24 @@ def beside(shown: Mapping[int, object], name: str) -> Beside:
     if name not in _rows():
         raise InputError(f"no comparison for exercise {name}: expected one of {', '.join(_rows())}")
     one = find_exercise(name)
-    grades = [grade for grade in shown.values() if isinstance(grade, Grade) and grade.exercise.name == name]
-    if any(grade.passed for grade in grades):
+    if is_solved(shown, name):
         return opened(name)
-    return Beside(
-        one.title,
-        {},
-        (),
-        f"Solve exercise {one.number} first. Then run this cell again: it shows zerosim's own lines, and beside them "
-        "PyTorch's and DeepSpeed's.",
-    )
+    return Beside(one.title, {}, (), _first(one) + "zerosim's own lines, and beside them PyTorch's and DeepSpeed's.")
+
+
+def is_solved(shown: Mapping[int, object], name: str) -> bool:
+    """Return whether an output in `shown` is the exercise's full grade."""
+    grades = [grade for grade in shown.values() if isinstance(grade, Grade) and grade.exercise.name == name]
+    return any(grade.passed for grade in grades)
+
+
+def once_solved(shown: Mapping[int, object], name: str, source: str) -> str:
+    """Return source text that would give an exercise away, once that is solved; until then words that say so."""
+    return source if is_solved(shown, name) else _first(find_exercise(name)) + "zerosim's own lines."
+
+
+def _first(one: Exercise) -> str:
+    return f"Solve exercise {one.number} first. Then run this cell again: it shows "
 
 
 def opened(name: str) -> Beside:
