@@ -15,10 +15,7 @@ from zerosim.dtypes import DType
 from zerosim.placement.formats import Format
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
-from zerosim.placement.partition import nothing as nothing
-from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
-from zerosim.placement.partition import whole as whole
 from zerosim.placement.rows import Row
 from zerosim.placement.spec import WeightSpec, unit_of
 from zerosim.placement.split import Splits, Tile
@@ -51,7 +48,7 @@ class Flat(GradAccumulator):
         self.param_shard: Buffer | None = None
         self.was_unsharded = False  # since the start: the whole buffer was on the device once, and is freed
         self.master: Buffer | None = None
-        self.states: dict[str, Buffer] = {}
+        self.states, self.kept = dict[str, Buffer](), list[Any]()
 
     @property
     def dtype(self) -> DType:
@@ -70,6 +67,11 @@ class Flat(GradAccumulator):
         layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._how['module'] or self.name)}.")[2]
         return Parameter(self, len(self._declared) - 1, name, layer, shape)
 
+    def keep(self, one: Any) -> Any:
+        """Note what a map of its weights keeps from step to step. Return what the map uses."""
+        self.kept.append(one)
+        return one
+
     def place_params(self, row: Row) -> None:
         """Allocate the parameters before the first step: the whole, the local slice, or nothing. And their scales."""
         self.place_scales()
@@ -85,8 +87,7 @@ class Flat(GradAccumulator):
             self.scales = self.device.alloc((self.spec.scale_bytes,), self.dtype, Kind.PARAM)
 
     def _alloc_param(self, part: Slice, memory: str = DEVICE) -> Buffer:
-        padding = self.spec.padding(part)
-        param = self.device.alloc((part.size,), self.dtype, Kind.PARAM, padding=padding, memory=memory)
+        param = self.device.alloc((part.size,), self.dtype, Kind.PARAM, padding=self.spec.padding(part), memory=memory)
         for start, stop in self.spec.gaps(part) if memory != NVME else ():  # a new file is all zeros
             with self.device.at(memory):
                 self._zero(param[start:stop].array)
@@ -140,8 +141,7 @@ class Flat(GradAccumulator):
         values, here = values[mine.start : mine.stop], slice(mine.at, mine.at + mine.numel)
         # Without a stored shard the host rounds: an array that takes no memory of the device.
         stored = None if self.param_shard is None else self.param_shard[here]
-        is_array = stored is not None and stored.memory != NVME
-        rounded = stored.array if stored is not None and is_array else backend.empty(values.shape, self.dtype)
+        rounded = backend.empty(values.shape, self.dtype) if stored is None or stored.memory == NVME else stored.array
         backend.from_host(values, rounded)
         put(rounded, stored)
         if self.master is not None:
