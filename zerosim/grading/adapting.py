@@ -24,8 +24,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.tensor import Borders, TensorParallel
 from zerosim.parallel.zero3 import Zero3
-from zerosim.placement.partition import whole
-from zerosim.tensor.flat import Flat, Slice
+from zerosim.tensor.flat import Flat, Slice, whole
 from zerosim.train.build_strategy import build_strategy
 
 T = TypeVar("T")

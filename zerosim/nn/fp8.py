@@ -35,14 +35,22 @@ def in_8_bits(here: LayerContext, flat: Holder, *, transposed: bool) -> InEight 
     products, maps = here.group.products(here.number), here.group.maps
     if products is None:
         return None
-    return InEight(flat.keep(Kept(products, maps.largest)), maps, transposed=transposed)
+    flat.kept.append(Kept(products, maps.largest))
+    return InEight(flat, maps, transposed=transposed)
 
 
 class InEight:
     """What is common to all uses of one map."""
 
-    def __init__(self, kept: Kept, maps: WholeMaps, *, transposed: bool) -> None:
-        self.kept, self.products, self.maps, self.transposed = kept, kept.products, maps, transposed
+    def __init__(self, flat: Holder, maps: WholeMaps, *, transposed: bool) -> None:
+        self.flat, self.number, self.maps, self.transposed = flat, len(flat.kept) - 1, maps, transposed
+        self.products = self.kept.products
+
+    @property
+    def kept(self) -> Kept:
+        """Return what the map keeps from step to step: its flat buffer has it."""
+        kept: Kept = self.flat.kept[self.number]
+        return kept
 
     def reads_x(self, weights: Sequence[Operand]) -> Sequence[Operand]:
         """Return the weights for whose gradients x itself is saved."""

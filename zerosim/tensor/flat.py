@@ -15,7 +15,10 @@ from zerosim.dtypes import DType
 from zerosim.placement.formats import Format
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
+from zerosim.placement.partition import nothing as nothing
+from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
+from zerosim.placement.partition import whole as whole
 from zerosim.placement.rows import Row
 from zerosim.placement.spec import WeightSpec, unit_of
 from zerosim.placement.split import Splits, Tile
@@ -33,6 +36,7 @@ class Flat(GradAccumulator):
     param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer; None if the master is cast at each use
     master       fp32 copy of the local slice, for half types
     states       the optimizer's states of the local slice, by name
+    kept         what maps of its weights keep from step to step
 
     Parameters point here; nothing here points back.
     """
@@ -66,11 +70,6 @@ class Flat(GradAccumulator):
         vars(self).pop("spec", None)  # it is made when somebody reads it
         layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._how['module'] or self.name)}.")[2]
         return Parameter(self, len(self._declared) - 1, name, layer, shape)
-
-    def keep(self, one: Any) -> Any:
-        """Note what a map of its weights keeps from step to step. Return what the map uses."""
-        self.kept.append(one)
-        return one
 
     def place_params(self, row: Row) -> None:
         """Allocate the parameters before the first step: the whole, the local slice, or nothing. And their scales."""

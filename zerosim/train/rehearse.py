@@ -35,8 +35,7 @@ class RehearsedFlat(Flat):
         self.collector = Collector(like.collector.dtype, like.adds_at_once, like.collector.dummies)
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
         self.place_scales()
-        for kept in self.kept:
-            kept.open(script, number)
+        self.kept = [RehearsedKept(one, script, number, at) for at, one in enumerate(self.kept)]
         if like.adds_at_once:
             self.collector.lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
 
@@ -59,9 +58,6 @@ class RehearsedFlat(Flat):
             self.script.write(Player.collected, self.number, index)
         super().collect_grad(index, grad)
 
-    def keep(self, one: Any) -> Any:
-        return super().keep(RehearsedKept(one, len(self.kept)))
-
 
 class RehearsedCodes(RehearsedFlat, CodedFlat):
     """A rehearsal's flat buffer of codes."""
@@ -71,16 +67,9 @@ class RehearsedKept(Kept):
     """What a rehearsed map keeps. It is never recorded: the rank brings its own up to date, where a pass may be its
     step's first."""
 
-    script: Script
-    flat: int
-
-    def __init__(self, like: Kept, number: int) -> None:
+    def __init__(self, like: Kept, script: Script, flat: int, number: int) -> None:
         super().__init__(like.products, like.share)
-        self.number = number
-
-    def open(self, script: Script, flat: int) -> None:
-        """Write requests into a script, as those of a flat buffer's maps."""
-        self.script, self.flat = script, flat
+        self.script, self.flat, self.number = script, flat, number
 
     def begin(self, device: Device, weights: int) -> None:
         self._ask("begin", weights)
