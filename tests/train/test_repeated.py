@@ -56,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "unlike chunks": dict(LLAMA, layers=4, stage=1, pp=2, tp=2, recompute="0=selective:layernorm+2-3=full"),
     "curvature": dict(GPT, stage=1, optimizer="sophia"),
     "amax histories": dict(EIGHT, stage=1, fp8="delayed", tp=2, sequence_parallel=True, steps=2),
-    "codes that stay": dict(EIGHT, stage=1, fp8="blockwise", pp=2, pipeline="zb-h1", accumulate=4, recompute="full"),
+    "codes that stay": dict(EIGHT, stage=1, fp8="mxfp8", pp=2, pipeline="zb-h1", accumulate=4, recompute="full"),
     "weights as codes": dict(EIGHT, stage=3, fp8="tensorwise", fp8_param_gather=True),
     "weights as codes, and a copy": dict(EIGHT, stage=2, fp8="delayed", fp8_param_gather=True, optimizer="sophia"),
     "an allocator": dict(GPT, stage=3, allocator="caching", capacity=10**9, steps=2),
