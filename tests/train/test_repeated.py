@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from zerosim.comm.runtime import Context, launch
+from zerosim.comm.runtime import Context, launch, launch_alone
 from zerosim.config import plan_config
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
@@ -20,7 +22,8 @@ from zerosim.tensor.tensor import Tensor
 from zerosim.train.build import build_rank, place_rank
 from zerosim.train.build_updater import build_updater
 from zerosim.train.plan import plan
-from zerosim.train.repeated import Rehearsals, Repeated
+from zerosim.train.rank import Inputs, train_rank
+from zerosim.train.repeated import Call, Player, Rehearsals, Repeated
 from zerosim.train.world import world_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,6 +32,7 @@ from digests import fields_of
 
 GPT = dict(model="gpt", layers=3, hidden=32, heads=4, seq=16, vocab=64, ranks=4, accumulate=2)
 LLAMA = dict(GPT, model="llama", kv_heads=2)
+EIGHT = dict(LLAMA, layers=4, hidden=128, ffn=256, seq=128, accumulate=3, fp8_library="te")
 CASES: dict[str, dict[str, Any]] = {
     "ddp": dict(GPT, stage=0, recipe="ddp"),
     "dropout": dict(GPT, stage=1, dropout=0.1, attention="eager"),
@@ -51,6 +55,10 @@ CASES: dict[str, dict[str, Any]] = {
     "unlike blocks": dict(GPT, layers=4, stage=3, dropout=0.1, recompute="0=full+1-2=selective:mlp,dropout"),
     "unlike chunks": dict(LLAMA, layers=4, stage=1, pp=2, tp=2, recompute="0=selective:layernorm+2-3=full"),
     "curvature": dict(GPT, stage=1, optimizer="sophia"),
+    "amax histories": dict(EIGHT, stage=1, fp8="delayed", tp=2, sequence_parallel=True, steps=2),
+    "codes that stay": dict(EIGHT, stage=1, fp8="mxfp8", pp=2, pipeline="zb-h1", accumulate=4, recompute="full"),
+    "weights as codes": dict(EIGHT, stage=3, fp8="tensorwise", fp8_param_gather=True),
+    "weights as codes, and a copy": dict(EIGHT, stage=2, fp8="delayed", fp8_param_gather=True, optimizer="sophia"),
     "an allocator": dict(GPT, stage=3, allocator="caching", capacity=10**9, steps=2),
     "out of memory": dict(GPT, stage=1, capacity=250_000),
 }
@@ -69,6 +77,21 @@ def left(fields: dict[str, Any], *, every_block: bool) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_a_repeated_block_leaves_the_record_of_one_that_runs(case: str) -> None:
     assert left(CASES[case], every_block=False) == left(CASES[case], every_block=True)
+
+
+@pytest.mark.parametrize("case", ["amax histories", "weights as codes, and a copy"])
+def test_blocks_whose_maps_keep_something_are_rehearsed_twice(case: str) -> None:
+    """A step's first pass brings it up to date, and later passes only read it."""
+    found: Rehearsals = {}
+    config = plan_config(**CASES[case])
+
+    rows = np.zeros((1, config.model.columns), np.int64)
+    inputs = Inputs(1, lambda ctx, model, step: [rows] * config.data.accumulate, lambda flat, group: None)
+    world = replace(world_of(config), backend="meta", transport="threads", max_running=1)
+    launch_alone(lambda ctx: train_rank(ctx, config, inputs, repeats=found), world, 0, ())
+    asks = [sum(isinstance(step, Call) and step.do is Player.keep for step in one.forward) for one in found.values()]
+    assert len(asks) == 2
+    assert asks[0] > 0 == asks[1]
 
 
 def test_without_gradients_or_with_another_function_a_block_runs() -> None:

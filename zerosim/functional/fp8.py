@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import MATMUL, KernelWork
-from zerosim.dtypes import fp32
+from zerosim.dtypes import DType, fp32
 from zerosim.functional.fp8_recipes import History
 from zerosim.tensor import float8
 from zerosim.tensor.coded_flat import run_rule
@@ -93,7 +94,7 @@ def cast(
     Raises: InputError if blocks do not divide it.
     """
     rows, columns = values.shape
-    made = [one.into or _empty(device, one, rows, columns) for one in wanted]
+    made = [one.into or empty(partial(device.alloc, kind=one.kind), one, rows, columns) for one in wanted]
     amax = None
     if seen is None and any(one.casting.block == (0, 0) for one in wanted):
         amax = device.alloc((1, 1), fp32, Kind.TEMP)
@@ -126,11 +127,10 @@ def cast(
     return made
 
 
-def _empty(device: Device, one: Wanted, rows: int, columns: int) -> Coded:
+def empty(alloc: Callable[[tuple[int, ...], DType], Buffer], one: Wanted, rows: int, columns: int) -> Coded:
+    """Allocate codes and scales of a matrix (rows, columns)."""
     shapes = one.casting.arrays(*((columns, rows) if one.across else (rows, columns)))
-    codes, scales = (
-        device.alloc((shape[1], shape[0]) if one.turned else shape, dtype, one.kind) for shape, dtype in shapes
-    )
+    codes, scales = (alloc((shape[1], shape[0]) if one.turned else shape, dtype) for shape, dtype in shapes)
     return Coded(one.casting, codes, scales, one.turned)
 
 

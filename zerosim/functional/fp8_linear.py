@@ -7,8 +7,8 @@ te, deepseek    the same                   x's codes for the weights' gradients:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -16,53 +16,26 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, bias_grad, map_grad, ready_map_grads, rows_of, weight_grad
-from zerosim.functional.fp8 import Coded, Seen, Wanted, cast, multiply
+from zerosim.functional.fp8 import Coded, Wanted, cast, multiply
+from zerosim.functional.fp8_kept import Kept
 from zerosim.functional.fp8_recipes import Products
 from zerosim.tensor.coded_flat import CodedFlat
 from zerosim.tensor.discarded import Readable
-from zerosim.tensor.float8 import Casting
 from zerosim.tensor.tensor import Operand, Outline, Parameter, Tensor, outline
-
-
-@dataclass(slots=True)
-class State:
-    """What a map keeps from step to step: its operands' histories, and its weights' codes with the step of each."""
-
-    seen: dict[str, Seen] = field(default_factory=dict)
-    weights: dict[int, list[Coded]] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
-
-    def begin(self, device: Device, products: Products, weights: int) -> None:
-        """Allocate all histories in the first use."""
-        if products.history is None or self.seen:
-            return
-        for name in ("x", *(f"{of} {at}" for of in ("weight", "grad") for at in range(weights))):
-            self.seen[name] = Seen.new(device, products.history.length)
-
-    def of(
-        self,
-        device: Device,
-        products: Products,
-        name: str,
-        casting: Casting,
-        share: Callable[[Buffer], None] | None = None,
-    ) -> Seen | None:
-        """Return an operand's history, ready for this step; None without delayed scaling."""
-        if products.history is None:
-            return None
-        self.seen[name].roll(device, casting, products.history, share)
-        return self.seen[name]
 
 
 class Map8(NamedTuple):
     """A linear map of one input: its weights side by side, (O, I) if `transposed`, else (I, O), and their biases or
     none."""
 
-    products: Products
-    state: State
+    kept: Kept
     weights: Sequence[Operand]
     biases: Sequence[Operand]
     transposed: bool
+
+    @property
+    def products(self) -> Products:
+        return self.kept.products
 
     @property
     def saves_codes(self) -> bool:
@@ -79,9 +52,9 @@ class Map8(NamedTuple):
     def run(self, x: Tensor) -> tuple[Buffer, list[Coded]]:
         """Return the result, and the codes of x to save."""
         device, first = x.device, self.products.forward.left
-        self.state.begin(device, self.products, len(self.weights))
+        self.kept.begin(device, len(self.weights))
         saves = self.saves_codes and device.grad_enabled
-        seen = self.state.of(device, self.products, "x", first)
+        seen = self.kept.of(device, "x", first)
         coded, *kept = cast(device, rows_of(x.array), self.casts_of_x(saves=saves), seen)
         return self.run_codes(coded, outline(x)), kept
 
@@ -126,16 +99,13 @@ class Map8(NamedTuple):
             Wanted(self.products.forward.right, kind=kind),
             Wanted(self.products.dgrad.right, across=True, kind=kind),
         ]
-        seen = self.state.of(device, self.products, f"weight {at}", ways[0].casting)
-        if not self.products.caches or not device.is_training:
-            [coded] = self._cast_weight(device, at, [ways[across]], seen)
-            return coded
-        if self.state.steps.get(at) != device.where.step:
-            before = self.state.weights.get(at, [None, None])
-            ways = [way._replace(into=old) for way, old in zip(ways, before, strict=True)]
-            self.state.weights[at] = self._cast_weight(device, at, ways, seen)
-            self.state.steps[at] = device.where.step
-        return self.state.weights[at][across]
+        array = self.weights[at].buffer.array
+        values = array if self.transposed else array.T
+        if self.products.caches and device.is_training:
+            return self.kept.weight(device, at, values, ways)[across]
+        seen = self.kept.of(device, f"weight {at}", ways[0].casting)
+        [coded] = cast(device, values, [ways[across]], seen)
+        return coded
 
     def _stored(self, at: int) -> Coded | None:
         """Return a weight's own codes, for forward, if it is stored as codes."""
@@ -151,18 +121,7 @@ class Map8(NamedTuple):
         turned = stored._replace(turned=not stored.turned)
         if not self.products.caches or not device.is_training:
             return turned
-        if at not in self.state.weights:
-            copy = device.alloc(stored.codes.shape, stored.codes.dtype, Kind.PARAM)
-            self.state.weights[at] = [turned._replace(codes=copy)]
-        codes = self.state.weights[at][0].codes
-        if self.state.steps.get(at) != device.where.step:
-            device.kernel(0, device.backend.copy, stored.codes.array, codes.array)
-            self.state.steps[at] = device.where.step
-        return turned._replace(codes=codes)
-
-    def _cast_weight(self, device: Device, at: int, ways: Sequence[Wanted], seen: Seen | None) -> list[Coded]:
-        values = self.weights[at].buffer
-        return cast(device, values.array if self.transposed else values.array.T, ways, seen)
+        return turned._replace(codes=self.kept.copy(device, at, stored.codes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +147,7 @@ class Linear8:
             wanted = [Wanted(products.dgrad.left)] if dx is not None else []
             if weight.requires_grad and products.wgrad is not None:
                 wanted.append(Wanted(products.wgrad.left, across=True))
-            seen = of.state.of(device, products, f"grad {at}", products.dgrad.left)
+            seen = of.kept.of(device, f"grad {at}", products.dgrad.left)
             coded = cast(device, rows, wanted, seen) if wanted else []
             if dx is not None:
                 into = dx
@@ -227,6 +186,6 @@ class Linear8:
         assert products.wgrad is not None
         assert not isinstance(self.x, Outline)
         casting = products.wgrad.right
-        seen = self.map.state.of(device, products, "x", casting)
+        seen = self.map.kept.of(device, "x", casting)
         [coded] = cast(device, rows_of(self.x.array), [Wanted(casting, across=True)], seen)
         return coded

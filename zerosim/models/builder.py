@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.experts import DROPLESS, ExpertsConfig
@@ -31,6 +31,16 @@ from zerosim.tensor.coded_flat import CodedFlat
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.tensor.tensor import Tensor
+
+
+class Flats(NamedTuple):
+    """The classes of flat buffers: of numbers, and of codes."""
+
+    plain: type[Flat] = Flat
+    coded: type[CodedFlat] = CodedFlat
+
+
+FLATS = Flats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class Builder:
     policy: ActivationPolicy = DEFAULT
     group: Group = ONE_RANK
     by_module: bool = False
-    flat: type[Flat] = Flat
+    flats: Flats = FLATS
     tuning: TuningConfig = ALL_TRAINED
     tiles: int = 1
     only: Collection[str] | None = None
@@ -78,13 +88,13 @@ class Builder:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`), whose states are cut over `axes`."""
         dtypes = self.device, fp32 if kind == FROZEN_FP32 else self.dtype, self.grad_dtype
         if kind not in (TRAINED, CODED):
-            return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False, axes=axes)
+            return self.flats.plain(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False, axes=axes)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))
         members = self.members if axes == STATES or self.block == 1 else self.group.device_mesh.edp
         how: dict[str, Any] = {"block": self.block, "members": members, "axes": axes}
         if kind == CODED and (products := self.group.products(number_of(module))) is not None:
-            return CodedFlat(products.forward.right, name, self.device, own, self.grad_dtype, module, **how)
-        return self.flat(name, self.device, own, self.grad_dtype, module, **how)
+            return self.flats.coded(products.forward.right, name, self.device, own, self.grad_dtype, module, **how)
+        return self.flats.plain(name, self.device, own, self.grad_dtype, module, **how)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's

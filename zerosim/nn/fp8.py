@@ -13,13 +13,13 @@ from typing import NamedTuple
 from zerosim.device.device import Buffer
 from zerosim.functional.common import rows_of
 from zerosim.functional.fp8 import Coded, cast
-from zerosim.functional.fp8_linear import Linear8, Map8, State
-from zerosim.functional.fp8_recipes import Products
+from zerosim.functional.fp8_kept import Kept
+from zerosim.functional.fp8_linear import Linear8, Map8
 from zerosim.nn.context import LayerContext
 from zerosim.nn.group import WholeMaps
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable, held
-from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, outline
+from zerosim.tensor.tensor import Holder, Operand, Outline, Saved, Tensor, outline
 
 
 class Applied(NamedTuple):
@@ -30,18 +30,27 @@ class Applied(NamedTuple):
     saved: dict[str, Buffer]
 
 
-def in_8_bits(here: LayerContext, *, transposed: bool) -> InEight | None:
-    """Return how a map of this block multiplies in 8 bits; None if it does not."""
-    products = here.group.products(here.number)
-    return None if products is None else InEight(products, here.group.maps, transposed=transposed)
+def in_8_bits(here: LayerContext, flat: Holder, *, transposed: bool) -> InEight | None:
+    """Return how a map of this block, with weights in this flat buffer, multiplies in 8 bits; None if it does not."""
+    products, maps = here.group.products(here.number), here.group.maps
+    if products is None:
+        return None
+    flat.kept.append(Kept(products, maps.largest))
+    return InEight(flat, maps, transposed=transposed)
 
 
 class InEight:
     """What is common to all uses of one map."""
 
-    def __init__(self, products: Products, maps: WholeMaps, *, transposed: bool) -> None:
-        self.products, self.maps, self.transposed = products, maps, transposed
-        self.state = State()
+    def __init__(self, flat: Holder, maps: WholeMaps, *, transposed: bool) -> None:
+        self.flat, self.number, self.maps, self.transposed = flat, len(flat.kept) - 1, maps, transposed
+        self.products = self.kept.products
+
+    @property
+    def kept(self) -> Kept:
+        """Return what the map keeps from step to step: its flat buffer has it."""
+        kept: Kept = self.flat.kept[self.number]
+        return kept
 
     def reads_x(self, weights: Sequence[Operand]) -> Sequence[Operand]:
         """Return the weights for whose gradients x itself is saved."""
@@ -82,15 +91,15 @@ class InEight:
         return Applied(run, lambda x, biases: Linear8(x, self._map(weights, biases), tuple(kept)), saved)
 
     def _map(self, weights: Sequence[Operand], biases: Sequence[Operand]) -> Map8:
-        return Map8(self.products, self.state, weights, biases, self.transposed)
+        return Map8(self.kept, weights, biases, self.transposed)
 
     def _gathering(self, x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand], op: str) -> Tensor:
         """Apply a column-parallel map of all ranks' rows, whose codes are gathered."""
         of, maps, device = self._map(weights, biases), self.maps, x.device
         saves = of.saves_codes and device.grad_enabled
-        self.state.begin(device, self.products, len(weights))
+        self.kept.begin(device, len(weights))
         whole = replace(outline(x), shape=(x.shape[0], x.shape[1] * maps.size, *x.shape[2:]))
-        seen = self.state.of(device, self.products, "x", self.products.forward.left, maps.largest)
+        seen = self.kept.of(device, "x", self.products.forward.left, shared=True)
         wanted = of.casts_of_x(saves=saves, turned=True)
         coded, *kept = cast(device, rows_of(x.array), wanted, seen, maps.largest)
         out = of.run_codes(gathered(coded, maps), whole)
@@ -123,7 +132,7 @@ class Entering:
         if own is None:
             assert self.x is not None
             device, [_, wanted] = self.x.device, self.map.casts_of_x(saves=True, turned=True)
-            seen = self.map.state.of(device, self.map.products, "x", wanted.casting, self.maps.largest)
+            seen = self.map.kept.of(device, "x", wanted.casting, shared=True)
             [own] = cast(device, rows_of(self.x.array), [wanted], seen, self.maps.largest)
         return gathered(own, self.maps)
 

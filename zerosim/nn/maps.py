@@ -56,7 +56,7 @@ class ColumnMap:
             for out, each in zip(row.outs, wide, strict=True):
                 self._declare(here.beside(out.name), each, pieces=pieces_of(here, out.wide))
         self.is_one = len(cuts) == 1
-        self.in_8 = in_8_bits(here, transposed=row.layout == "out_in")
+        self.in_8 = in_8_bits(here, self.weights[0].flat, transposed=row.layout == "out_in")
         self.adapters = Adapters(here, self._adaptable(here, wide, cuts))
 
     def _adaptable(self, here: LayerContext, wide: tuple[int, ...], cuts: list[dict[str, Any]]) -> Iterator[Adaptable]:
@@ -126,7 +126,7 @@ class RowMap:
             self.bias = here.declare("bias", (hidden,), outputs=0, reads_input=False, summed=summed)
         own = Adaptable(here.name, inner, hidden, words=row.words)
         self.adapters = Adapters(here, [own], by_rows=True)
-        self.in_8 = in_8_bits(here, transposed=self.transposed)
+        self.in_8 = in_8_bits(here, self.weight.flat, transposed=self.transposed)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.adapters:

@@ -16,17 +16,15 @@ from zerosim.placement.stages import number_of
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
-    """Add how maps multiply. What a map keeps from step to step is allocated in its first use, so that blocks' records
-    are not repeated then."""
+    """Add how maps multiply."""
     fp8 = config.fp8
     if not fp8.is_on:
         return made
     products = products_of(config)
     exact = exact_blocks(config)
     group = replace(made.group, products=lambda number: None if number in exact else products)
-    keeps = products.caches or products.history is not None
     made = _storing(made, place) if products.stores_codes else made
-    return made._replace(group=group, repeats=made.repeats and not (keeps or products.stores_codes))
+    return made._replace(group=group)
 
 
 def _storing(made: Pieces, place: Place) -> Pieces:

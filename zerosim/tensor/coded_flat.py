@@ -20,7 +20,6 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, fp32, uint8
-from zerosim.placement.rows import Row
 from zerosim.tensor import float8
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.float8 import Casting
@@ -54,12 +53,11 @@ class CodedFlat(Flat):
     def dtype(self) -> DType:
         return uint8
 
-    def place_params(self, row: Row) -> None:
+    def place_scales(self) -> None:
         count = sum(down * across for down, across in map(self._grid, range(len(self.spec.weights))))
         self.of_codes = self.device.alloc((count,), fp32, Kind.PARAM)
         if self.casting.has_factors:
             self.factors = self.device.alloc((count,), fp32, Kind.PARAM)
-        super().place_params(row)
 
     def _grid(self, index: int) -> tuple[int, int]:
         """Return the shape of a weight's scales."""

@@ -36,6 +36,7 @@ class Flat(GradAccumulator):
     param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer; None if the master is cast at each use
     master       fp32 copy of the local slice, for half types
     states       the optimizer's states of the local slice, by name
+    kept         what maps of its weights keep from step to step
 
     Parameters point here; nothing here points back.
     """
@@ -51,7 +52,7 @@ class Flat(GradAccumulator):
         self.param_shard: Buffer | None = None
         self.was_unsharded = False  # since the start: the whole buffer was on the device once, and is freed
         self.master: Buffer | None = None
-        self.states: dict[str, Buffer] = {}
+        self.states, self.kept = dict[str, Buffer](), list[Any]()
 
     @property
     def dtype(self) -> DType:
@@ -85,8 +86,7 @@ class Flat(GradAccumulator):
             self.scales = self.device.alloc((self.spec.scale_bytes,), self.dtype, Kind.PARAM)
 
     def _alloc_param(self, part: Slice, memory: str = DEVICE) -> Buffer:
-        padding = self.spec.padding(part)
-        param = self.device.alloc((part.size,), self.dtype, Kind.PARAM, padding=padding, memory=memory)
+        param = self.device.alloc((part.size,), self.dtype, Kind.PARAM, padding=self.spec.padding(part), memory=memory)
         for start, stop in self.spec.gaps(part) if memory != NVME else ():  # a new file is all zeros
             with self.device.at(memory):
                 self._zero(param[start:stop].array)
@@ -140,8 +140,7 @@ class Flat(GradAccumulator):
         values, here = values[mine.start : mine.stop], slice(mine.at, mine.at + mine.numel)
         # Without a stored shard the host rounds: an array that takes no memory of the device.
         stored = None if self.param_shard is None else self.param_shard[here]
-        is_array = stored is not None and stored.memory != NVME
-        rounded = stored.array if stored is not None and is_array else backend.empty(values.shape, self.dtype)
+        rounded = backend.empty(values.shape, self.dtype) if stored is None or stored.memory == NVME else stored.array
         backend.from_host(values, rounded)
         put(rounded, stored)
         if self.master is not None:

@@ -228,6 +228,7 @@ class Holder(Protocol):
     collector: Collector
     format: Format | None
     value_dtype: DType
+    kept: list[Any]
 
     @property
     def spec(self) -> FlatSpec: ...

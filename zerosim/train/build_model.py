@@ -8,14 +8,13 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype
-from zerosim.models.builder import Builder
+from zerosim.models.builder import FLATS, Builder, Flats
 from zerosim.models.decoder import build_decoder, build_encoder_decoder
 from zerosim.models.flat import build_flat
 from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
 from zerosim.parallel.pieces import Pieces
 from zerosim.placement.families import DECODERS
-from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.train.pieces import pieces_of
 
@@ -29,7 +28,7 @@ def build_model(
     *,
     first_micro_batch: int = 0,
     only: Collection[str] | None = None,
-    flat: type[Flat] = Flat,
+    flats: Flats = FLATS,
 ) -> Model:
     """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these.
 
@@ -46,7 +45,7 @@ def build_model(
         made.policy,
         made.group,
         made.by_module,
-        flat,
+        flats,
         config.tuning,
         made.tiles,
         only,

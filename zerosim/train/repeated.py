@@ -21,17 +21,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
-from zerosim.device.device import Buffer, Device, Kind, Phase, Storage
+from zerosim.device.device import Buffer, Device, Kind, Storage
 from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Message, Retag, Save, Scope, Wait
 from zerosim.device.memory import Exact
 from zerosim.device.stretches import SEVERAL, Repeat, Stretch
 from zerosim.dtypes import DType
-from zerosim.nn import Unit, led_by
+from zerosim.nn import Unit
 from zerosim.nn.leaf import Hooks, LeafModule
-from zerosim.parallel.base import Strategy
 from zerosim.placement.memories import DEVICE
-from zerosim.tensor.collector import Collector
-from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
 from zerosim.verbs import MESSAGES
 
@@ -168,6 +165,10 @@ class Player:
     def open_grad(self, flat: int) -> None:
         self.flats[flat].open_grad()
 
+    def keep(self, flat: int, number: int, name: str, how: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Bring up to date what a map keeps from step to step."""
+        getattr(self.flats[flat].kept[number], name)(self.device, *how, **named)
+
     def dummy(self, flat: int, packed: Sequence[tuple[int, ...]], place: int) -> None:
         self.flats[flat].map_grad_window(0, packed, place)
 
@@ -190,12 +191,16 @@ class Player:
 
 
 class Repeated(Unit):
-    """A unit that repeats another unit's record; `rehearsed` returns the record for an input's shape and dtype."""
+    """A unit that repeats another unit's record; `rehearsed` returns the record for an input's shape and dtype, and
+    whether its maps have brought up to date what they keep: a whole pass of the step has."""
 
-    def __init__(self, unit: Unit, comm: Comm, rehearsed: Callable[[Unit, tuple[int, ...], DType], Rehearsed]) -> None:
+    def __init__(
+        self, unit: Unit, comm: Comm, rehearsed: Callable[[Unit, tuple[int, ...], DType, bool], Rehearsed]
+    ) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces, reads=unit.reads)
         self.unit, self.comm, self.rehearsed = unit, comm, rehearsed
         self._passes: dict[int, tuple[Player, Rehearsed]] = {}
+        self._ready_in: int | None = None  # the last step with a whole pass
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
         super().reach(sends_back, trained)
@@ -207,7 +212,8 @@ class Repeated(Unit):
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         if function is not None or not x.device.grad_enabled or not self.goes_back:
             return self.unit.forward(x, slot, function)
-        calls = self.rehearsed(self.unit, x.shape, x.dtype)
+        is_ready = self._ready_in == x.device.where.step
+        calls = self.rehearsed(self.unit, x.shape, x.dtype, is_ready)
         player = Player(self, x.device, self.comm, calls.lines)
         player.hold(x.buffer)
         player.know(one.buffer for one in self.reads)
@@ -228,18 +234,21 @@ class Repeated(Unit):
         player.play(calls.backward)
         if calls.dx is not None:
             grads.append(player.held.pop(calls.dx))
+        if not defers:
+            self._ready_in = player.device.where.step
 
     def backward_weights(self, slot: int = 0) -> None:
         player, calls = self._passes.pop(slot)
         player.play(calls.weights or ())
+        self._ready_in = player.device.where.step
 
 
 class Script:
     """Writes down a rehearsed pass in steps: its record, cut where something depends on the rank. Its flats and hooks
-    note their requests to the rank (`write`)."""
+    note their requests to the rank (`write`). `is_ready`: its maps have brought up to date what they keep."""
 
-    def __init__(self, block: str, device: Device) -> None:
-        self.block, self.device = block, device
+    def __init__(self, block: str, device: Device, *, is_ready: bool) -> None:
+        self.block, self.device, self.is_ready = block, device, is_ready
         self.lines: dict[Line, int] = {}  # of calls, with their numbers
         self.numbers: dict[int, int] = {}  # of the pass's buffers and works, by their ids here
         self._asked: deque[tuple[int, Call]] = deque()  # requests, each after so many events
@@ -367,130 +376,3 @@ class Script:
         if number < self._first:
             self._before.setdefault(number, self._allocs[number])
         return number
-
-
-class RehearsedFlat(Flat):
-    """A rehearsal's flat buffer, always resident. Its requests to the rank's own go into the script, under its
-    `number`."""
-
-    script: Script
-    number: int
-
-    def open(self, script: Script, number: int, like: Flat) -> None:
-        """Allocate memory for the parameters; gradients are treated as those of `like`."""
-        self.script, self.number = script, number
-        self.collector = Collector(like.collector.dtype, like.adds_at_once, like.collector.dummies)
-        self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
-        self.place_scales()
-        if like.adds_at_once:
-            self.collector.lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
-
-    def open_grad(self) -> Buffer:
-        if self.collector.grad is None and not self.adds_at_once:
-            self.script.write(Player.open_grad, self.number)
-            self.collector.grad = self.script.buffer((self.numel,), self.collector.dtype)
-        return super().open_grad()
-
-    def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
-        dummies, dtype = self.collector.dummies, self.collector.dtype
-        if dummies is None:
-            return super().map_grad_window(index, packed, place)
-        if not dummies.holds(packed, dtype):
-            self.script.write(Player.dummy, self.number, tuple(packed), place)
-        return self.script.buffer(self.spec.weights[index].shape, dtype)
-
-    def collect_grad(self, index: int, grad: Buffer) -> None:
-        if self.collector.later is None:
-            self.script.write(Player.collected, self.number, index)
-        super().collect_grad(index, grad)
-
-
-class RehearsedHooks:
-    """A strategy's stand-in for a rehearsal: calls of leaf modules' hooks go into the script, unless the rank's own
-    hook is empty. `like` are the rank's own leaves."""
-
-    def __init__(self, script: Script, leaves: Sequence[Unit], like: Sequence[Unit], *, defers: bool) -> None:
-        self.defers, self.script = defers, script
-        self.numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
-        self.hooks = {type(leaf.hooks) for leaf in like if isinstance(leaf, LeafModule)}
-
-    @property
-    def timetable(self) -> RehearsedHooks:
-        return self
-
-    def enter(self) -> None:
-        self.script.write(Player.entered)
-
-    def pre_forward(self, unit: Unit) -> None:
-        self._write("pre_forward", unit)
-
-    def post_forward(self, unit: Unit) -> None:
-        self._write("post_forward", unit)
-
-    def pre_backward(self, unit: Unit) -> None:
-        self._write("pre_backward", unit)
-
-    def post_backward(self, unit: Unit) -> None:
-        self._write("post_backward", unit)
-
-    def post_input_grad(self, unit: Unit) -> None:
-        self._write("post_input_grad", unit)
-
-    def _write(self, name: str, unit: Unit) -> None:
-        if any(getattr(hooks, name) is not getattr(Strategy, name) for hooks in self.hooks):
-            self.script.write(Player.hook, name, self.numbers[id(unit)])
-
-
-def rehearse(
-    unit: Unit,
-    like: Unit,
-    device: Device,
-    shape: tuple[int, ...],
-    dtype: DType,
-    *,
-    defers: bool = False,
-) -> Rehearsed:
-    """Rehearse forward and backward of `unit`, a block over rehearsed flats on a device without a limit, and return its
-    steps; its input has this shape. The result serves blocks `like` that one. `defers`: backward leaves the weights'
-    gradients for later."""
-    script = Script(unit.name, device)
-    for number, (flat, other) in enumerate(zip(unit.all_flats, like.all_flats, strict=True)):
-        assert isinstance(flat, RehearsedFlat)
-        flat.open(script, number, other)
-    x, keeps, weights, numbers = device.alloc(shape, dtype, Kind.ACTIVATION), set[int](), None, script.numbers
-    x_id = x.storage.id
-    script.hold(x)
-    for aside, its in zip(unit.reads, like.reads, strict=True):
-        aside.like(its, device)
-        script.hold(aside.read().buffer)
-    with led_by(RehearsedHooks(script, unit.leaves, like.leaves, defers=defers), unit.leaves):
-        with device.scope(phase=Phase.FORWARD, unit=unit.name):
-            y = unit.forward(Tensor(x)).buffer
-            y_id, like_y = y.storage.id, (y.shape, y.dtype)
-            forward = script.steps({y_id: like_y})
-        del x
-        keeps |= {x_id} - _freed(device)
-        del y
-        keeps |= {y_id} - _freed(device)
-        unit.open_asides()
-        grads = [device.alloc(*like_y, Kind.ACTIVATION_GRAD)]
-        grad = script.hold(grads[0])
-        for leaf in (one.leaf for one in unit.reads):
-            if leaf is not None and leaf.grad is not None:
-                script.hold(leaf.grad)
-        with device.scope(phase=Phase.BACKWARD, unit=unit.name):
-            unit.backward(grads, defers=defers)
-            dx_id = grads[0].storage.id if grads else None
-            backward = script.steps({} if dx_id is None else {dx_id: (grads[0].shape, grads[0].dtype)})
-            if defers:
-                unit.backward_weights()
-                weights = script.steps()
-    dx = None if dx_id is None else numbers[dx_id]
-    held = frozenset(numbers[id] for id in keeps)
-    return Rehearsed(forward, backward, weights, numbers[x_id], numbers[y_id], grad, dx, held, tuple(script.lines))
-
-
-def _freed(device: Device) -> set[int]:
-    """Return the buffers freed last."""
-    last = device.recorder.events[-1]
-    return {last.id} if isinstance(last, Free) else set()
