@@ -57,6 +57,9 @@ from zerosim.analysis.formulas.fp8 import shared_amax as shared_amax
 from zerosim.analysis.formulas.fp8 import shared_histories as shared_histories
 from zerosim.analysis.formulas.fp8 import stored_codes as stored_codes
 from zerosim.analysis.formulas.fp8 import weight_codes as weight_codes
+from zerosim.analysis.formulas.mtp import further_gathers as further_gathers
+from zerosim.analysis.formulas.mtp import further_sequence_parallel as further_sequence_parallel
+from zerosim.analysis.formulas.mtp import further_tensor_parallel as further_tensor_parallel
 from zerosim.analysis.formulas.offload import infinity_checkpoints as infinity_checkpoints
 from zerosim.analysis.formulas.offload import infinity_states as infinity_states
 from zerosim.analysis.formulas.offload import infinity_working_memory as infinity_working_memory
