@@ -9,6 +9,7 @@ import pytest
 from crosses import CLUSTER, check
 from same import assert_close, no_garbage_collector, on_one_rank
 
+from zerosim.analysis.expect.closed_forms import parameters_of
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.train.build import declare
@@ -85,6 +86,7 @@ def test_shapes_leave_the_record_of_a_run(way: str) -> None:
         (dict(mtp_layers=16), "mtp_layers 16: a row of 16 tokens has no token so far ahead; choose 15 or fewer"),
         (dict(PIPE, pipeline="zb-h1"), "mtp_layers 2: is not modelled with pipeline zb-h1; choose 1f1b or interleaved"),
         (dict(PIPE, pipeline="gpipe"), "mtp_layers 2: is not modelled with pipeline gpipe"),
+        (dict(PIPE, partition="owner"), "mtp_layers 2: the table is on two pipeline stages, and has an owner on each"),
         (dict(gather="module"), "mtp_layers 2: is not modelled with gather 'module'; choose unit"),
         (dict(lora_rank=2), "mtp_layers 2: is not modelled beside frozen weights"),
         (dict(optimizer="sophia"), "mtp_layers 2: is not modelled with optimizer sophia"),
@@ -104,4 +106,6 @@ def test_parameters_are_those_of_released_files() -> None:
     experts."""
     without, with_one = (declare(RunConfig(model="deepseek-v3", mtp_layers=n)).model.num_parameters for n in (0, 1))
     assert with_one - without == 11_610_068_224 - 256
+    for config in (RunConfig(model="deepseek-v3", mtp_layers=2), RunConfig(model="llama3-8b", mtp_layers=1)):
+        assert parameters_of(config) == declare(config).model.num_parameters
     assert with_one + 2 * 7168 * 129280 + 59 * 256 == 684_489_845_504

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
-from zerosim.config.parts.mtp import is_on
+from zerosim.config.parts.mtp import further_blocks
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.parts.tuning import are_whole, row_of, trained_dtype
 from zerosim.dtypes import dtype
@@ -96,7 +96,7 @@ def shares_of(placed: Placed) -> list[Share]:
 def units_of(placed: Placed) -> list[str]:
     """Return the units that have buffers, in the order of their first use; the head last, whatever uses it before."""
     units = list(dict.fromkeys(flat.unit for flat in placed.layout.flats.values()))
-    if is_on(placed.config.mtp) and not placed.tied_numel:
+    if further_blocks(placed.config.mtp) and not placed.tied_numel:
         units.append(units.pop(max(at for at, unit in enumerate(units) if not is_block(unit))))
     return units
 
@@ -107,7 +107,7 @@ def share_of(placed: Placed, stage: int) -> Share:
     units = units_of(placed)
     table = tuple(name for name in layout.flats if layout.flats[name].unit == units[0])
     tied = table if placed.tied_numel else ()
-    both = table if tied or is_on(config.mtp) else ()
+    both = table if tied or further_blocks(config.mtp) else ()
     if tied:
         units.append(units[0])
     runs, lie = [range(len(units))], config.chunks

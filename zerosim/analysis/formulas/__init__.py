@@ -90,6 +90,7 @@ from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_paralle
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
 from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
 from zerosim.analysis.formulas.parameters import experts_parameters as experts_parameters
+from zerosim.analysis.formulas.parameters import further_parameters as further_parameters
 from zerosim.analysis.formulas.parameters import latent_parameters as latent_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
 from zerosim.analysis.formulas.parameters import second_parameters as second_parameters

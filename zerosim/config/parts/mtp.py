@@ -56,9 +56,9 @@ def is_further(model: ModelConfig, unit: str) -> bool:
     return is_block(unit) and not model.is_second and number_of(unit) >= model.layers
 
 
-def is_on(mtp: MtpConfig) -> bool:
-    """Return whether further tokens are predicted."""
-    return mtp.layers > 0
+def further_blocks(mtp: MtpConfig) -> int:
+    """Return how many blocks predict further tokens."""
+    return mtp.layers
 
 
 def cut(layers: int, mesh: MeshConfig, parallel: ParallelConfig, model: ModelConfig, mtp: MtpConfig) -> list[int]:
@@ -98,6 +98,8 @@ def rules(
     kind = parallel.pipeline_schedule
     if mesh.pp > 1 and kind not in ("1f1b", "interleaved"):
         yield error(f"is not modelled with pipeline {kind}; choose 1f1b or interleaved")
+    if mesh.pp > 1 and parallel.partition == "owner" and parallel.zero_stage:
+        yield error("the table is on two pipeline stages, and has an owner on each of them; choose partition slices")
     if gathering.by_module:
         yield error("is not modelled with gather 'module'; choose unit")
     if tuning.is_on:
