@@ -52,7 +52,7 @@ def test_latents_are_read() -> None:
 
 def test_multi_token_prediction_is_named() -> None:
     [note] = read("deepseek_v3", num_nextn_predict_layers=1).notes
-    assert note == "num_nextn_predict_layers 1: multi-token prediction is not modelled: planned without its blocks"
+    assert note == "num_nextn_predict_layers 1: blocks of multi-token prediction are yours: --mtp-layers"
 
 
 def test_llama4s_blocks_differ() -> None:

@@ -14,7 +14,7 @@ precision grad_dtype overlap_reduction overlap_param_gather bucket_bytes offload
 attention fp32_softmax loss tp_comm_overlap cuda_graphs optimizer lr weight_decay clip_norm schedule
 warmup min_lr loss_scale layers hidden heads kv_heads head_dim ffn experts top_k expert_ffn seq vocab
 tie_embeddings dropout norm_eps pad_vocab transformer_engine gradient_accumulation_fusion aux_loss aux_loss_over
-z_loss bias_rate capacity_factor pad_to_capacity dispatcher allocator allocator_conf recipe
+z_loss bias_rate mtp_layers mtp_loss capacity_factor pad_to_capacity dispatcher allocator allocator_conf recipe
 """
 
 
@@ -80,6 +80,8 @@ def _values(rng: random.Random) -> dict[str, Any]:
         maybe |= dict(dropout=0.1, positions=128)
     if family not in ("gpt",):
         maybe |= dict(kv_heads=heads // 2, rope_base=5e5)
+    if family not in ("gpt", "gpt_bigcode"):
+        maybe |= dict(mtp_layers=pick((1, 2)), mtp_loss=0.3)
     if family == "mixed":
         values["precision"] = "bf16"
     if values["precision"] == "fp16":

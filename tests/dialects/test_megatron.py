@@ -469,9 +469,10 @@ DIFFERENT: dict[str, tuple[str, str]] = {
                      "--expert-model-parallel-size", "--expert-tensor-parallel-size"), ("same", "bytes traffic")),
     "--kv-channels": ("same", "all"),
     "--num-experts": ("same", "all"),
+    "--mtp-num-layers": ("same", "all"),
     **dict.fromkeys(("--fp8-format", "--fp8-recipe", "--fp8-param-gather"), ("same", "bytes traffic seconds")),
 }  # fmt: skip
-"""Context parallelism, experts, head_dim and 8 bits are options by now."""
+"""Context parallelism, experts, head_dim, further tokens and 8 bits are options by now."""
 
 
 def test_table_has_every_key() -> None:

@@ -115,13 +115,14 @@ def step(microbatches: int, last: str = "end") -> list[Entry]:
     return [*entries, Busy(Scope(0, "optimizer", last), last, 1.0, 0, 0)]
 
 
-def test_works_and_calls_are_numbered_anew() -> None:
-    found = spliced(step(3), step(4), times=3)
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_works_and_calls_are_numbered_anew(times: int) -> None:
+    found = spliced(step(3), step(4), times=times)
     assert found is not None
     entries = list(found)
-    assert len(entries) == len(found) == len(step(7))
+    assert len(entries) == len(found) == len(step(4 + times))
     launches = [entry for entry in entries if isinstance(entry, Launch)]
-    assert [launch.sequence for launch in launches] == list(range(3, 10))
+    assert [launch.sequence for launch in launches] == list(range(3, 7 + times))
     waits = [entry.work for entry in entries if isinstance(entry, Wait)]
     assert waits == [launch.work for launch in launches[:-1]]
 

@@ -20,8 +20,8 @@ from zerosim.models.decoder import build_decoder
 from zerosim.models.released import read_released
 from zerosim.placement.block import BALANCE
 from zerosim.tensor.tensor import Tensor, cpu
-from zerosim.train.engine import upload
 from zerosim.train.run import run
+from zerosim.train.uploads import upload
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)

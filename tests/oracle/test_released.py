@@ -22,9 +22,9 @@ from zerosim.placement.families import DECODERS
 from zerosim.tensor.tensor import Tensor, cpu
 from zerosim.train.build_model import BUILDERS
 from zerosim.train.data import shift_right
-from zerosim.train.engine import upload
 from zerosim.train.masked import UNREAD, mask_tokens
 from zerosim.train.run import run
+from zerosim.train.uploads import upload
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

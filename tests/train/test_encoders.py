@@ -14,9 +14,9 @@ from zerosim.errors import InputError
 from zerosim.functional.labels import predicted
 from zerosim.models.decoder import build_decoder
 from zerosim.tensor.tensor import Tensor, cpu
-from zerosim.train.engine import upload
 from zerosim.train.masked import UNREAD, mask_tokens
 from zerosim.train.run import run
+from zerosim.train.uploads import upload
 
 SIZES: dict[str, Any] = dict(layers=2, hidden=16, heads=4, seq=20, vocab=256)
 FAMILIES = "bert", "roberta"

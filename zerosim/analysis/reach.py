@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from zerosim.analysis.facts import experts_in
 from zerosim.analysis.recompute import differ, is_wrapped, parts_again
-from zerosim.analysis.shares import Placed, Share
+from zerosim.analysis.shares import Placed, Share, units_of
 from zerosim.config import ModelConfig
 from zerosim.config.parts.tuning import is_adapter
 from zerosim.functional.liger_loss import LIGER
@@ -50,9 +50,9 @@ class Reach(NamedTuple):
 def reach_of(placed: Placed, share: Share) -> Reach:
     """Return the extent of backward on a pipeline stage."""
     layout, config = placed.layout, placed.config
-    names = {unit: [n for n in layout.flats if layout.flats[n].unit == unit] for unit in _units(placed)}
+    names = {unit: [n for n in layout.flats if layout.flats[n].unit == unit] for unit in units_of(placed)}
     trained = {unit for unit, flats in names.items() if any(map(layout.is_trained, flats))}
-    order = _units(placed)
+    order = units_of(placed)
     if placed.tied_numel:
         order.append(order[0])  # the head is the table's second use
     lowest = next((at for at, unit in enumerate(order) if unit in trained), len(order))
@@ -185,10 +185,6 @@ def _places(branch: int, *of: str) -> set[Place]:
 def roles_in(flat: FlatSpec) -> set[Place]:
     """Return what a flat buffer's weights are to their block."""
     return {weight.role[:2] for weight in flat.weights if weight.role is not None}
-
-
-def _units(placed: Placed) -> list[str]:
-    return list(dict.fromkeys(flat.unit for flat in placed.layout.flats.values()))
 
 
 def _chunks(placed: Placed, share: Share, order: Sequence[str]) -> Mapping[int, tuple[int, tuple[str, ...]]]:

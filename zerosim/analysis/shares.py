@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
+from zerosim.config.parts.mtp import further_blocks
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.parts.tuning import are_whole, row_of, trained_dtype
 from zerosim.dtypes import dtype
@@ -92,11 +93,21 @@ def shares_of(placed: Placed) -> list[Share]:
     return [share_of(placed, stage) for stage in range(placed.layout.mesh.pp)]
 
 
+def units_of(placed: Placed) -> list[str]:
+    """Return the units that have buffers, in the order of their first use; the head last, whatever uses it before."""
+    units = list(dict.fromkeys(flat.unit for flat in placed.layout.flats.values()))
+    if further_blocks(placed.config.mtp) and not placed.tied_numel:
+        units.append(units.pop(max(at for at, unit in enumerate(units) if not is_block(unit))))
+    return units
+
+
 def share_of(placed: Placed, stage: int) -> Share:
     layout, config = placed.layout, placed.config
     pp, each = layout.mesh.pp, layout.mesh.world_size // layout.mesh.pp  # stages are the slowest axis
-    units = list(dict.fromkeys(flat.unit for flat in layout.flats.values()))
-    tied = tuple(name for name in layout.flats if placed.tied_numel and layout.flats[name].unit == units[0])
+    units = units_of(placed)
+    table = tuple(name for name in layout.flats if layout.flats[name].unit == units[0])
+    tied = table if placed.tied_numel else ()
+    both = table if tied or further_blocks(config.mtp) else ()
     if tied:
         units.append(units[0])
     runs, lie = [range(len(units))], config.chunks
@@ -112,7 +123,7 @@ def share_of(placed: Placed, stage: int) -> Share:
         whole={name: _padded(config, layout, name) for name in names},
         units=tuple(dict.fromkeys(layout.flats[name].unit for name in names)),
         tied=tied if is_alone and set(tied) <= set(names) else (),
-        ends=() if is_alone or not set(tied) <= set(names) else tied,
+        ends=() if is_alone or not set(both) <= set(names) else both,
         chunks=tuple(tuple(units[i] for i in chunk) for chunk in chunks),
     )
 

@@ -1,4 +1,4 @@
-"""A run's configuration: one frozen, validated value of eighteen parts, each resolved when it is built (`layers.py`).
+"""A run's configuration: one frozen, validated value of nineteen parts, each resolved when it is built (`layers.py`).
 
 Every field of a part (`parts/`) is a keyword of `RunConfig(...)`, a flag of `zerosim run` (micro_batch is
 --micro-batch) and a key of a scenario file. Imports nothing heavy, so that `--help` and bad input answer at once.
@@ -15,7 +15,7 @@ from typing import Any
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.layers import resolve
 from zerosim.config.other_words import not_modelled
-from zerosim.config.parts import CAPABILITIES, OPTIONS, PARTS, Parts, pipeline
+from zerosim.config.parts import CAPABILITIES, OPTIONS, PARTS, Parts, mtp, pipeline
 from zerosim.config.parts.grads import stage_of_states
 from zerosim.config.parts.kept_inputs import holds_rows, partitions_inputs
 from zerosim.errors import InputError, did_you_mean
@@ -83,9 +83,9 @@ class RunConfig(Parts):
         return pipeline.group_of(self.mesh, self.parallel, self.data)
 
     def layers_by_chunk(self, layers: int) -> list[int]:
-        """Return how many of a model's layers are in each chunk of a pipeline, in the model's order. Raises:
-        InputError."""
-        return pipeline.cut(layers, self.mesh, self.parallel, self.model)
+        """Return how many of a model's layers are in each chunk of a pipeline, in the model's order; the
+        last one has the blocks that predict further tokens, too. Raises: InputError."""
+        return mtp.cut(layers, self.mesh, self.parallel, self.model, self.mtp)
 
     def replace(self, **changes: Any) -> RunConfig:
         """Build the configuration of `given` with these changes: `RunConfig(**a).replace(**b)` is `RunConfig(**a | b)`.

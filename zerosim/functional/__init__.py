@@ -10,6 +10,8 @@ from zerosim.functional.activation import gelu_erf as gelu_erf
 from zerosim.functional.activation import relu as relu
 from zerosim.functional.activation import swiglu as swiglu
 from zerosim.functional.attention import attention as attention
+from zerosim.functional.beside import beside as beside
+from zerosim.functional.beside import with_loss as with_loss
 from zerosim.functional.by_rows import by_rows as by_rows
 from zerosim.functional.cast import cast as cast
 from zerosim.functional.cast import cast_weight as cast_weight

@@ -44,7 +44,7 @@ class Spliced:
         self.entries, self.likes = entries, likes
         pieces = list[tuple[range, int]]()
         for places, times in parts:
-            if places and pieces and times == pieces[-1][1] == 1:
+            if places and pieces and times == pieces[-1][1] == 1 and pieces[-1][0].stop == places.start:
                 places = range(pieces.pop()[0].start, places.stop)
             pieces += [(places, times)] if places else []
         self.laps = [places for places, times in pieces for _ in range(times)]

@@ -24,8 +24,8 @@ from zerosim.train.build_model import build_model
 from zerosim.train.build_strategy import layout_of
 from zerosim.train.build_updater import build_updater
 from zerosim.train.data import micro_batches, read_text, sample_batch
-from zerosim.train.engine import upload
 from zerosim.train.run import run
+from zerosim.train.uploads import upload
 
 
 def zero3(ctx: Context, model: Model, adam: Adam, lr: float, batches: Sequence[Any]) -> None:

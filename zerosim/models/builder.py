@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.experts import DROPLESS, ExpertsConfig
 from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.mtp import NO_FURTHER, MtpConfig
 from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, format_of, trained_dtype
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype, fp32
@@ -21,8 +22,9 @@ from zerosim.nn import Tensors, Unit
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
-from zerosim.nn.halves import CODED, FROZEN_FP32, TRAINED, buffers_of
+from zerosim.nn.halves import CODED, FROZEN_FP32, TRAINED, Halves, buffers_of
 from zerosim.nn.layers import TokenTable
+from zerosim.nn.mtp import Further
 from zerosim.placement.block import Block
 from zerosim.placement.mesh import STATES
 from zerosim.placement.spec import is_block
@@ -43,6 +45,21 @@ class Flats(NamedTuple):
 FLATS = Flats()
 
 
+class Use(NamedTuple):
+    """A table, and the store of its parameters, for another unit of them."""
+
+    table: TokenTable
+    within: Flat | Halves | Tensors
+
+
+class Ahead(NamedTuple):
+    """What units before the head read of a microbatch, and a function that builds them of another use of the table and
+    of the head."""
+
+    further: Further
+    units: Callable[[Use, Use], Sequence[Unit]]
+
+
 @dataclass(frozen=True, slots=True)
 class Builder:
     """The sizes and settings of a model to build. Units are declared but not yet placed, so no memory is allocated.
@@ -53,7 +70,7 @@ class Builder:
     policy      the choices about buffers saved for backward
     group       the group that divides its layers
     by_module   the layers of blocks are leaf modules (`nn/leaf.py`), and each tensor has a flat buffer
-    flat        the class of flat buffers
+    flats       the classes of flat buffers
     tuning      the trained parameters, and the maps with adapters
     tiles       the number of tiles of each linear map of a block, by module
     only        the names of the blocks to build; None: all
@@ -62,6 +79,7 @@ class Builder:
     block, members   of trained buffers' specs, for an optimizer with blocks
     casts       holds adapters' weights that autocast has cast
     experts     how tokens get to experts
+    mtp         the blocks that predict further tokens
     """
 
     sizes: ModelConfig
@@ -83,6 +101,7 @@ class Builder:
     members: int = 1
     casts: Casts | None = None
     experts: ExpertsConfig = DROPLESS
+    mtp: MtpConfig = NO_FURTHER
 
     def buffer(self, name: str, module: str, kind: str, axes: tuple[str, ...]) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`), whose states are cut over `axes`."""
@@ -145,8 +164,10 @@ class Builder:
         prefix: str = "",
         reading: Callable[[LayerContext, TokenTable], Callable[[Tensor], Tensor]] = lambda here, table: table,
         makes: Sequence[Aside] = (),
+        further: Ahead | None = None,
     ) -> Model:
-        """Build a token table, of which `reading` may make another layer, the units `between`, and lm_head.
+        """Build a token table, of which `reading` may make another layer, the units `between`, and lm_head. Before the
+        head there may be `further` units of table and head.
 
         A tied head is a second unit over the table's flat buffer: gathered at each use, reduced once, after the
         table's backward.
@@ -158,13 +179,15 @@ class Builder:
         units = [
             Unit(table, first.within, reading(first, embed), makes=makes),
             *between,
-            Unit("lm_head", last.within, head.logits, reduces=not is_tied),
+            *([] if further is None else further.units(Use(embed, first.within), Use(head, last.within))),
+            Unit("lm_head", last.within, head.logits, reduces=not is_tied and further is None),
         ]
         units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
         sizes = self.sizes
         form = LogitForm(sizes.logit_scale, sizes.numbers.logit_cap)
         apart = sizes.seq if sizes.is_masked else sizes.decoder_tokens
-        return self.model(units, head, width=sizes.hidden, logit_form=form, is_masked=sizes.is_masked, apart=apart)
+        how = {"is_masked": sizes.is_masked, "apart": apart, "further": further and further.further}
+        return self.model(units, head, width=sizes.hidden, logit_form=form, **how)
 
     def model(self, units: Sequence[Unit], head: TokenTable | None = None, **how: Any) -> Model:
         """Return the model of these units; `how`: other arguments of `Model`."""

@@ -13,6 +13,7 @@ from functools import partial
 
 from zerosim.models.builder import Builder
 from zerosim.models.model import Model
+from zerosim.models.mtp import further_of
 from zerosim.nn import Unit
 from zerosim.nn.aside import Aside
 from zerosim.nn.decoder import DecoderBlock, DroppedNorm, Transform
@@ -36,7 +37,7 @@ def build_decoder(new: Builder) -> Model:
         between.append(new.unit(row.last_norm, Norm, row.prefix))
     if row.masked is not None:
         between.append(new.unit("transform", Transform))
-    return new.language_model(row.table, between, row.prefix)
+    return new.language_model(row.table, between, row.prefix, further=further_of(new))
 
 
 def build_encoder_decoder(new: Builder) -> Model:

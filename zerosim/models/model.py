@@ -16,16 +16,19 @@ from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
+from zerosim.functional.beside import OfLogits
 from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import predicted, sample_labels
 from zerosim.functional.liger_loss import LIGER, LigerLoss
 from zerosim.functional.lora import Casts
 from zerosim.functional.loss import LogitsGrad, MakeGrad, form_rows
-from zerosim.functional.loss_modes import FUSED, MODES
+from zerosim.functional.loss_modes import FUSED, MODES, OF_MEGATRON
 from zerosim.nn import Group, TokenTable, Unit
 from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
+from zerosim.nn.mtp import Further
 from zerosim.placement.spec import WeightSpec
 from zerosim.placement.split import Splits, take
+from zerosim.tensor.autograd import Node
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import LabelKeys, normal
 from zerosim.tensor.tensor import Tensor
@@ -43,7 +46,8 @@ class Model:
     `apart`: a batch's last so many columns are its targets; 0: the targets are the next tokens of the input.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says how a training step holds its logits (`functional/loss_modes.py`), `label_keys` are the keys of
-    the random numbers for drawn labels. `casts` are those that autocast caches until a forward ends.
+    the random numbers for drawn labels. `casts` are those that autocast caches until a forward ends. `further` is what
+    blocks that predict further tokens read (`nn/mtp.py`).
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Model:
         loss_mode: str = "lean",
         label_keys: LabelKeys | None = None,
         casts: Casts | None = None,
+        further: Further | None = None,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
@@ -74,6 +79,7 @@ class Model:
         self.loss_mode = loss_mode
         self.label_keys = label_keys
         self.casts = casts or Casts()
+        self.further = further
         self.asides = [one for unit in units for one in unit.makes]
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
@@ -96,6 +102,7 @@ class Model:
             loss_mode=self.loss_mode,
             label_keys=self.label_keys,
             casts=self.casts,
+            further=self.further,
         )
         part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
         first_uses: list[Flat] = []
@@ -159,6 +166,12 @@ class Model:
             return batch[:, : -self.apart], batch[:, -self.apart :]
         return batch[:, :-1], batch[:, 1:]
 
+    def end_forward(self) -> None:
+        """Drop what units read beside the stream until a microbatch's forward ends."""
+        self.casts.held.clear()
+        if self.further is not None:
+            self.further.close()
+
     def forget(self) -> None:
         """Drop what stands beside the stream, and what units keep until then, at the end of a microbatch."""
         for one in self.asides:
@@ -189,6 +202,20 @@ class Model:
         made = MODES[self.loss_mode](logits, sums, grad_of)
         self.casts.outputs.clear()  # only now: until the forward returns, the caller's name has the last one's
         return made
+
+    def further_loss(self, state: Tensor, targets: Buffer, factor: float, *, scale: float, count: float) -> Tensor:
+        """Return the sum of a further token's losses, of a state before the head; its backward starts with `factor`
+        times the model's own `scale`."""
+        assert self.head is not None
+        if self.loss_mode not in MODES:
+            return self.chunked_loss(targets, scale=scale * factor, count=count)(state)
+        made = self.head.logits(state)
+        node, logits = made.node, [made.buffer]
+        if self.further is not None and self.loss_mode.startswith(OF_MEGATRON):
+            self.further.logits = made.buffer
+        del made  # otherwise the loss frees them as soon as it can
+        total, make_grad = self.loss(logits, targets, scale=scale * factor, count=count)
+        return Tensor(total, None if node is None else Node(OfLogits(make_grad), (node,)))
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: Buffer | None = None) -> None:
         """Fill `labels`, int64, with one label per row of logits, drawn from the model itself: y ~ softmax(logits).
@@ -240,8 +267,9 @@ class Model:
 
     @property
     def tied_numel(self) -> int:
-        """The elements of buffers that two units share: the tied table."""
-        return sum(flat.spec.num_parameters for unit in self.units if not unit.reduces for flat in unit.flats)
+        """The elements of buffers that the first unit and the last share: the tied table."""
+        first, last = self.units[0].flats, self.units[-1].flats if len(self.units) > 1 else ()
+        return sum(flat.spec.num_parameters for flat in last if any(flat is other for other in first))
 
     def shapes(self) -> Shapes:
         """Return name and shape of every parameter of the whole model, in the order of the layout."""

@@ -26,6 +26,9 @@ _BUFFERS = re.compile(
     r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|masked_bias))|.*\.position_ids|.*\.e_score_correction_bias"
 )
 """Names of tensors in files of older libraries that are computed, not trained: masks, rotary angles, numbers."""
+_FURTHER = "eh_proj.weight"
+"""What blocks of multi-token prediction alone have. A model without them leaves them out, as transformers does. One
+with them leaves out their copies of the table and of the head."""
 _BESIDE = re.compile(r"\w+\.pooler\..*|cls\.seq_relationship\..*|(cls\.predictions|lm_head)\.decoder\.bias")
 """Names in an encoder's files of other tasks' heads, and of the bias a second time."""
 _COPIES = re.compile(
@@ -90,7 +93,9 @@ def read_found(
     whose, own = f"the weights of {path}", set(names.values())
     if model.has_blocks and model.tie_embeddings:
         _check_tied(model.decoder, found, own)
+    further = tuple(name.removesuffix(_FURTHER) for name in found if name.endswith(f".{_FURTHER}"))
     given = {name: one for name, one in found.items() if name in own or not _BUFFERS.fullmatch(name)}
+    given = {name: one for name, one in given.items() if name in own or not name.startswith(further)}
     if (unread := _BESIDE if model.is_masked else _COPIES if model.is_second else None) is not None:
         given = {name: one for name, one in given.items() if not unread.fullmatch(name)}
     wanted = {names[name]: shape for name, shape in shapes.items()}

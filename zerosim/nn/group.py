@@ -72,6 +72,10 @@ class WholeMaps:
         """Return x @ weight + bias for a weight cut by outputs: each rank has some columns of the result."""
         return F.linear(x, weight, bias, transposed=transposed)
 
+    def gather_columns(self, y: Tensor) -> Tensor:
+        """Return all columns of such a result, for the rows that this rank works on between the maps."""
+        return y
+
     def packed_linear(self, x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand] = ()) -> Tensor:
         """Return `column_linear` of several weights, side by side. `biases`: one for each, or none."""
         return F.packed_linear(x, weights, biases)

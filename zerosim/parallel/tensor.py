@@ -145,6 +145,18 @@ class TensorParallel(WholeMaps):
             layer_of(weight, "linear"),
         )
 
+    def gather_columns(self, y: Tensor) -> Tensor:
+        (batch, tokens, each), device, cuts = y.shape, y.device, self.borders.cuts_rows
+        whole = self.comm.all_gather(y.buffer.reshape(-1), kind=Kind.TEMP, purpose=PURPOSE).reshape(-1, each)
+        own = tokens // self.size if cuts else tokens
+        out = device.alloc((batch, own, each * self.size), y.dtype, Kind.ACTIVATION)
+        into, count, first = rows_of(out.array), batch * own, batch * own * self.index if cuts else 0
+        for member in range(self.size):
+            at = member * batch * tokens + first
+            columns = into[:, member * each : (member + 1) * each]
+            device.kernel(0, device.backend.copy, whole.array[at : at + count], columns)
+        return apply(Columns(outline(y), self), out, y, op="gather_columns")
+
     def packed_linear(self, x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand] = ()) -> Tensor:
         return self.linear_columns(
             x,
@@ -344,6 +356,21 @@ class F:
         dx, *dweights = self.rule_of(whole).backward(grad)
         del whole
         return None if dx is None else group.borders.f_backward(group.comm, dx), *dweights
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """All ranks' columns of a column-parallel map, gathered: each rank takes its own of the gradient, of all rows."""
+
+    y: Outline
+    group: TensorParallel
+
+    def backward(self, grad: Buffer) -> Grads:
+        whole, dy = self.group.borders.g_backward(self.group.comm, grad), self.y.new_grad()
+        first, each = self.group.index * dy.shape[-1], dy.shape[-1]
+        own = rows_of(whole.array)[:, first : first + each]
+        grad.device.kernel(0, grad.device.backend.copy, own, rows_of(dy.array))
+        return (dy,)
 
 
 @dataclass(frozen=True, slots=True)

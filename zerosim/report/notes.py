@@ -48,7 +48,7 @@ def states_note(found: Sequence[Checks]) -> str:
         f"Of Ψ_r, {by_stage(replicated)} are whole on all {tp} ranks of tp.": any(replicated),
         f"{by_stage(copied)} are keys and values that several ranks hold.": any(copied),
         f"Padding for tp, over its ranks: {by_stage(padding)}.": any(padding),
-        "The tied table is on the first and on the last stage.": any(share.ends for share in shares),
+        "The token table is on the first and on the last stage.": any(share.ends for share in shares),
         f"N ranks hold one of H = {config.mesh.dp_replicate:,} replicas together.": config.mesh.dp_replicate > 1,
         "Each rank with a part of a matrix keeps the averages of all its rows and columns: the bytes include such "
         f"copies, {optim} does not.": bool(exchanged(result)) and config.mesh.shards > 1,

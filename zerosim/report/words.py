@@ -24,6 +24,7 @@ from zerosim.analysis.forms import divided, forms, of
 from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.analysis.weights import passes_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.mtp import further_blocks
 from zerosim.placement.axes import place_of
 from zerosim.placement.mesh import DATA, EXPERT_CUTS, SHARES
 from zerosim.report.look import spread
@@ -104,9 +105,9 @@ def trained(result: RunResult) -> str:
 
 def trained_of(placed: Placed) -> str:
     """Return ' (4,096 of them trained, 1.8 %)' if some are frozen, and how many work for a token if not all do."""
-    found, model = list[str](), placed.config.model
-    if model.has_experts:
-        active = active_of(model)
+    found = list[str]()
+    if placed.config.model.has_experts:
+        active = active_of(placed.config.model, further_blocks(placed.config.mtp))
         found.append(f"{active:,} active for a token, {100 * active / parameters_of(placed.config):.3g} %")
     if frozen_of(placed.config) is not None:
         trained = num_trained(placed.layout)

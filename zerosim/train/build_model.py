@@ -56,5 +56,6 @@ def build_model(
         made.group.device_mesh.shards if block > 1 else 1,
         made.casts,
         config.experts,
+        config.mtp,
     )
     return BUILDERS[config.model.family](new)

@@ -13,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from zerosim.device.device import Buffer, Device, Kind, Phase
-from zerosim.dtypes import int64
+from zerosim.device.device import Buffer, Device, Phase
 from zerosim.functional.common import one_like
 from zerosim.functional.loss import MakeGrad
 from zerosim.functional.loss_modes import AFTER_MODEL, MODES, OF_CALLER
 from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
-from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, WeightGrad, uses_of
 from zerosim.tensor.tensor import Tensor
+from zerosim.train.uploads import open_further, upload
 
 
 class Pass(NamedTuple):
@@ -115,6 +114,7 @@ def forward_loss(
     inputs = _input(model, action, batch, device, pipeline)
     targets = upload(model.parted(batch)[1], device, model.group.rows)  # drawn ones overwrite them
     units = model.chunks[action.chunk]
+    open_further(model, batch, device, scale, count)
     if model.loss_mode not in MODES:
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
         total = forward_pass(units, Tensor(inputs), strategy, slot, head).buffer
@@ -213,7 +213,7 @@ def _run(
                     with device.scope(unit=edge(units, -1), slot=slot):
                         pipeline.send(action, y.buffer)
                     del y
-                model.casts.held.clear()
+                model.end_forward()
                 if not of.draws:
                     device.mark("end_of_forward")
             if is_last and not of.draws:
@@ -259,14 +259,3 @@ def train(
             losses = train_step(model, micro_batches, strategy, device, pipeline)
         device.recorder.drain()
         yield losses
-
-
-def upload(tokens: Any, device: Device, own: OwnRows = ALL_ROWS) -> Buffer:
-    """Copy this rank's token ids to the device. Shapes: tokens (B, T), result (B, own T)."""
-    rows, columns = tokens.shape
-    runs, at = own.tokens(columns), 0
-    ids = device.alloc((rows, sum(map(len, runs))), int64, Kind.ACTIVATION)
-    for run in runs:
-        device.backend.from_host(tokens[:, run.start : run.stop], ids.array[:, at : at + len(run)])
-        at += len(run)
-    return ids

@@ -11,7 +11,8 @@ from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Forward
 from zerosim.placement.mesh import SHARES
 from zerosim.tensor.tensor import Tensor
-from zerosim.train.engine import forward_pass, upload
+from zerosim.train.engine import forward_pass
+from zerosim.train.uploads import upload
 
 
 def generate(

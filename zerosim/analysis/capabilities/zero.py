@@ -38,6 +38,12 @@ def fetched(config: RunConfig, params: formulas.Form) -> formulas.Form:
     return params.where(w=dtype(config.precision.stored).itemsize).elements
 
 
+def gathers_again(config: RunConfig) -> bool:
+    """Return whether stage 3 gathers a table outside the blocks for each of its uses."""
+    moved = schedule_of(config)
+    return config.parallel.zero_stage == 3 and moved.reshard_after_forward and not moved.keep_root_units
+
+
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     """Yield an optimizer's sums, and reduction buffers that live from start to end: stage 0's buckets, stage 3's
     constant size."""

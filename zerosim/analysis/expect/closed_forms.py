@@ -20,6 +20,7 @@ from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import is_mesh, shares_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import ModelConfig, RunConfig
+from zerosim.config.parts.mtp import further_blocks
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.placement.mesh import MODEL
@@ -32,21 +33,23 @@ def parameters_of(config: RunConfig) -> int:
         assert model.params is not None  # its family fills it in
         return model.params
     if model.has_blocks:
-        return _of_decoder(model)
+        return _of_decoder(model, further_blocks(config.mtp))
     raise InputError(
         f"model {model.name}: no formula for its parameters; choose a model with blocks or flat, or count them with "
         "quantity"
     )
 
 
-def active_of(model: ModelConfig) -> int:
-    """Return the parameters that work for one token: of the experts the chosen ones alone."""
-    return _of_decoder(model, model.top_k)
+def active_of(model: ModelConfig, further: int = 0) -> int:
+    """Return the parameters that work for one token: of the experts the chosen ones alone. So many `further` blocks
+    predict further tokens."""
+    return _of_decoder(model, further, model.top_k)
 
 
-def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
+def _of_decoder(model: ModelConfig, further: int, chosen: int | None = None) -> int:
     """Return the parameters of a model with blocks: which norms and biases it has is its row's, how many numbers each
-    has the formula's. `chosen`: count so many of the experts; None: all."""
+    has the formula's. So many `further` blocks predict further tokens. `chosen`: count so many of the experts; None:
+    all."""
     row, block = model.decoder, model.decoder.block
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -64,7 +67,7 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
     beside, experts = 0, mlp.experts
     if experts is not None:
         beside = formulas.experts_parameters(
-            sum(model.kind(number).has_experts for number in range(model.layers)),
+            sum(model.kind(number).has_experts for number in range(model.layers + further)),
             model.hidden,
             model.ffn,
             model.expert_ffn,
@@ -77,11 +80,13 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             gate_bias=experts.gate_bias,
             expert_biases=experts.bias,
         )
+    norm_params = 2 if block.norm == "layer" else 1
     return (
         beside
         + second
+        + formulas.further_parameters(further, model.hidden, norm_params)
         + formulas.decoder_parameters(
-            sum(model.depths),
+            sum(model.depths) + further,
             model.hidden,
             model.ffn,
             model.vocab,
@@ -90,7 +95,7 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             gated=block.between in ("swiglu", "geglu", "clamped_swiglu"),
             biases=(attention.columns.bias, attention.rows.bias, mlp.columns.bias, mlp.rows.bias),
             norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
-            norm_params=2 if block.norm == "layer" else 1,
+            norm_params=norm_params,
             between=between[block.qk_norm] + model.heads * block.sinks,
             positions=row.first_position + model.positions if model.has_position_table else 0,
             around=bool(row.last_norm) + model.is_second + bool(row.table_norm) + model.is_masked,

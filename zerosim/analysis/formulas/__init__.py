@@ -57,6 +57,9 @@ from zerosim.analysis.formulas.fp8 import shared_amax as shared_amax
 from zerosim.analysis.formulas.fp8 import shared_histories as shared_histories
 from zerosim.analysis.formulas.fp8 import stored_codes as stored_codes
 from zerosim.analysis.formulas.fp8 import weight_codes as weight_codes
+from zerosim.analysis.formulas.mtp import further_gathers as further_gathers
+from zerosim.analysis.formulas.mtp import further_sequence_parallel as further_sequence_parallel
+from zerosim.analysis.formulas.mtp import further_tensor_parallel as further_tensor_parallel
 from zerosim.analysis.formulas.offload import infinity_checkpoints as infinity_checkpoints
 from zerosim.analysis.formulas.offload import infinity_states as infinity_states
 from zerosim.analysis.formulas.offload import infinity_working_memory as infinity_working_memory
@@ -87,6 +90,7 @@ from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_paralle
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
 from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
 from zerosim.analysis.formulas.parameters import experts_parameters as experts_parameters
+from zerosim.analysis.formulas.parameters import further_parameters as further_parameters
 from zerosim.analysis.formulas.parameters import latent_parameters as latent_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
 from zerosim.analysis.formulas.parameters import second_parameters as second_parameters

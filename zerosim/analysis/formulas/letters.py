@@ -88,6 +88,9 @@ _OF_ALL: Mapping[str, Letter] = MappingProxyType(
         "bsh_d": Letter("the activation of one microbatch between two layers of a decoder beside an encoder"),
         "bs_d": Letter("tokens of one microbatch that a decoder beside an encoder reads", ""),
         "r_d": Letter("recomputed blocks of a decoder beside an encoder", "blocks"),
+        "l_f": Letter("blocks of a rank that predict further tokens", "blocks"),
+        "r_f": Letter("recomputed blocks that predict further tokens", "blocks"),
+        "VF": Letter("the token table and the head, once for each further token that is predicted"),
         "r": Letter("recomputed blocks, which store only their input", "blocks"),
         "m": Letter("microbatches of a step", ""),
         "t": Letter("tensor-parallel ranks", ""),
@@ -105,7 +108,7 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
     | dict(_OF_ALL)
 )
 COUNTS = (
-    "l", "l_e", "l_d", "r", "r_e", "r_d", "l_8", "r_8", "x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "k_u", "k_a",
-    "j", "m", "v", "first", "last", "start", "end",
+    "l", "l_e", "l_d", "l_f", "r", "r_e", "r_d", "r_f", "l_8", "r_8", "x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g",
+    "k_u", "k_a", "j", "m", "v", "first", "last", "start", "end",
 )  # fmt: skip
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""

@@ -49,6 +49,12 @@ def decoder_parameters(
     return layers * block + ends + (hidden * hidden + hidden) * transform
 
 
+def further_parameters(depths: int, hidden: int, norm_params: int) -> int:
+    """Return what blocks that predict further tokens have beside a block: a map of 2h columns to h, and three norms
+    (arXiv 2412.19437, section 2.2)."""
+    return depths * (2 * hidden * hidden + 3 * norm_params * hidden)
+
+
 def latent_parameters(
     hidden: int, heads: int, q: int, kv: int, plain: int, turned: int, value: int, *, bias: bool = False
 ) -> int:

@@ -30,6 +30,7 @@ from zerosim.config.parts import (
     memory,
     mesh,
     model,
+    mtp,
     offload,
     optim,
     paging,
@@ -71,6 +72,7 @@ class Parts:
     experts: experts.ExpertsConfig
     saving: saving.SavingConfig
     fp8: fp8.Fp8Config
+    mtp: mtp.MtpConfig
 
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(Parts))
@@ -168,6 +170,12 @@ CAPABILITIES = (
             c.fp8, c.model, c.mesh, c.precision, c.data, c.saving, c.parallel, c.gathering, c.memory
         ),
         fp8.EXCLUSIONS, fp8.WORDS, fp8.LACKING, fp8.settles,
+    ),
+    Capability(
+        lambda c: mtp.rules(
+            c.mtp, c.model, c.mesh, c.parallel, c.gathering, c.memory, c.tuning, c.optim, c.data, c.fp8
+        ),
+        mtp.EXCLUSIONS,
     ),
     Capability(lambda c: documents.rules(c.data, c.model, c.memory, c.optim), (), documents.WORDS),
 )  # fmt: skip

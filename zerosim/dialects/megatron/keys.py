@@ -162,7 +162,8 @@ MODEL = (
     of("--window-size --window-attn-skip-freq --softmax-type", text, None, "attention in windows, or with sinks", "",
         "missing", "bytes seconds"),
     off("--multi-latent-attention", "DeepSeek's latent attention", "--model deepseek_v3", "missing", "all"),
-    of("--mtp-num-layers", whole, None, "blocks that predict further tokens", "", "missing", "all"),
+    of("--mtp-num-layers", whole, None, "blocks that predict further tokens", "--mtp-layers", "same", "all"),
+    of("--mtp-loss-scaling-factor", number, 0.1, "weight of the mean of their losses", "--mtp-loss", "same", "none"),
     of("--spec --yaml-cfg --heterogeneous-layers-config-path --hybrid-override-pattern "
        "--experimental-attention-variant",
         words, None, "a model of other blocks", "--model FOLDER/config.json", "missing", "all"),

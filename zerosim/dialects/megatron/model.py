@@ -12,7 +12,7 @@ from zerosim.dialects.megatron.keys import KINDS_OF_BLOCK
 _MIXED = {"gpt": "gpt", "llama": "llama", "qwen3": "qwen3_moe"}
 _WITH_DROPOUT = ("gpt", "gpt_bigcode")
 GPT2 = 50257
-OTHERS = ("--multi-latent-attention", "--mtp-num-layers", "--spec", "--yaml-cfg", "--heterogeneous-layers-config-path",
+OTHERS = ("--multi-latent-attention", "--spec", "--yaml-cfg", "--heterogeneous-layers-config-path",
           "--hybrid-override-pattern", "--experimental-attention-variant", "--is-hybrid-model",
           "--window-size", "--window-attn-skip-freq", "--softmax-type", "--moe-layer-freq")  # fmt: skip
 _BLOCK = ("--swiglu", "--normalization", "--position-embedding-type", "--disable-bias-linear", "--add-qkv-bias",

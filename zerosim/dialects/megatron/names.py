@@ -38,7 +38,7 @@ _IDLE = """
 --moe-router-score-function --moe-router-pre-softmax --moe-router-topk-scaling-factor --moe-router-fusion
 --moe-router-force-load-balancing --moe-router-padding-for-fp8 --moe-input-jitter-eps --moe-permute-fusion
 --moe-per-layer-logging --moe-deepep-num-sms --moe-use-upcycling --moe-upcycling-granularity
---moe-router-padding-for-quantization --mtp-loss-scaling-factor --q-lora-rank --kv-lora-rank --qk-head-dim
+--moe-router-padding-for-quantization --q-lora-rank --kv-lora-rank --qk-head-dim
 --qk-pos-emb-head-dim --v-head-dim --mscale --mscale-all-dim --cuda-graph-warmup-steps --qk-l2-norm
 --short-seq-prob --bert-no-binary-head --onnx-safe --use-te-activation-func --fp16-lm-cross-entropy
 --enable-gloo-process-groups --use-fused-weighted-squared-relu --dump-param-to-param-group-map

@@ -113,8 +113,10 @@ def _by_layout(arguments: Arguments, layers: int, pp: int) -> tuple[int | None, 
     if unknown := set(text) - set("EtLm|"):
         why = f"AssertionError: Invalid layer character: {sorted(unknown)[0]}"
         arguments.refuse(name, why, "they are E, t, m, L and |")
-    elif "m" in text:
-        arguments.lacks(name, "stages with blocks that predict further tokens")
+    elif (more := text.count("m")) != (arguments["--mtp-num-layers"] or 0):
+        arguments.refuse(name, f"its {more} m are not --mtp-num-layers", "count them again")
+    elif more and not text.endswith("t" + "m" * more + "L"):
+        arguments.lacks(name, "blocks that predict further tokens on another stage than the last layer")
     elif len(stages) % pp:
         why = f"AssertionError: The length of pipeline_model_parallel_layout ({len(stages)}) must be divisible by {pp}"
         arguments.refuse(name, why)

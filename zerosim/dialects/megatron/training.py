@@ -18,10 +18,20 @@ _MOE = ("--moe-router-topk", "--moe-ffn-hidden-size", "--moe-shared-expert-inter
 
 
 def training_of(arguments: Arguments) -> None:
-    """Set how experts are chosen, and how parameters change."""
+    """Set what else is predicted, how experts are chosen, and how parameters change."""
+    _further(arguments)
     _experts(arguments)
     _optimizer(arguments)
     _rates(arguments)
+
+
+def _further(arguments: Arguments) -> None:
+    if depths := arguments["--mtp-num-layers"]:
+        arguments.sets("--mtp-num-layers", mtp_layers=depths)
+        arguments.sets("--mtp-loss-scaling-factor", mtp_loss=arguments["--mtp-loss-scaling-factor"])
+    else:
+        arguments.tell("--mtp-num-layers", "ignored", "0 further tokens")
+        arguments.tell("--mtp-loss-scaling-factor", "ignored", "without --mtp-num-layers")
 
 
 def _experts(arguments: Arguments) -> None:

@@ -83,6 +83,8 @@ def _model(config: RunConfig) -> list[str]:
         ("vocab-size", model.vocab),
         ("make-vocab-size-divisible-by", None if padded else 1),
         ("mock-data", True),
+        ("mtp-num-layers", config.mtp.layers or None),
+        ("mtp-loss-scaling-factor", config.mtp.loss if config.mtp.layers else None),
     )
 
 
@@ -206,11 +208,12 @@ def _pipeline(config: RunConfig) -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = [("pipeline-model-parallel-size", pp)]
     chunks = parallel.num_chunks if parallel.pipeline == "interleaved" else 1
     cut = config.layers_by_chunk(layers) if parallel.pipeline != "zb-v" else [0] * pp
+    cut[-1] -= config.mtp.layers  # Megatron has them beside the last layers too
     if parallel.balance_ends and (layers + 2) % (pp * chunks) == 0:
         pairs += [("account-for-embedding-in-pipeline-split", True), ("account-for-loss-in-pipeline-split", True)]
     elif len(set(cut)) > 1:
         stages = [f"{'t' if count == 1 else f't*{count}' if count else ''}" for count in cut]
-        text = "|".join(stages)
+        text = f"{'|'.join(stages)}{'m' * config.mtp.layers}"
         return [*pairs, ("pipeline-model-parallel-layout", f"E{text}L"), *_group(config, chunks)]
     if chunks > 1:
         pairs.append(("num-virtual-stages-per-pipeline-rank", chunks))
