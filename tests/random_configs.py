@@ -16,6 +16,7 @@ from zerosim.config.parts.experts import ExpertsConfig
 from zerosim.config.parts.fp8 import Fp8Config
 from zerosim.config.parts.memory import LOSSES
 from zerosim.config.parts.model import EXPERT_SIZES
+from zerosim.config.parts.mtp import MtpConfig
 from zerosim.errors import InputError
 
 Made = TypeVar("Made")
@@ -74,10 +75,12 @@ NOT_DRAWN = (
     ),
     *("ep", "etp", *EXPERT_SIZES, *ExpertsConfig.options()),
     *Fp8Config.options(),
+    *MtpConfig.options(),
 )
 """Other machines, files, checkpoints (`state/test_resume.py`), text, what `crosses.of_family` gives, numbers on which
 no byte depends, an option for larger models (`optim/test_paging.py`), experts, which
-`parallel/test_expert_parallel.py` draws, and products in 8 bits, for larger widths (`train/test_fp8_runs.py`)."""
+`parallel/test_expert_parallel.py` draws, products in 8 bits, for larger widths (`train/test_fp8_runs.py`), and blocks
+that predict further tokens, of few families (`parallel/test_mtp.py`)."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),

@@ -33,7 +33,9 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the assigned variant (default: 0)")
     parser.add_argument(
-        "--similar", action="store_true", help="for instructors: show similarity to zerosim and to published solutions"
+        "--similar",
+        action="store_true",
+        help="for instructors: show similarity to zerosim, without the published solution",
     )
     parser.add_argument(
         "--published", metavar="DIR", help="folder of published solutions (default: those of this checkout)"
