@@ -27,7 +27,7 @@ VALUES = {  # of each option a value that no plan has by itself
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
     "warmup": "3", "cp": "2", "experts": "4", "top_k": "3", "expert_ffn": "48", "shared_experts": "2",
     "router_dtype": "fp32", "capacity_factor": "1.5", "aux_loss": "0.1", "z_loss": "0.1", "bias_rate": "0.1",
-    "ep": "2", "etp": "1", "dispatcher": "deepep", "shared_ffn": "96",
+    "ep": "2", "etp": "1", "dispatcher": "deepep", "shared_ffn": "96", "mtp_layers": "1", "mtp_loss": "0.2",
 }  # fmt: skip
 MESH_8 = "plan --json - --layers 4 --hidden 64 --heads 4 --seq 32"
 VALUES_8 = {"fp8": "delayed", "fp8_exact_first": "1", "fp8_exact_last": "2", "fp8_amax_history": "16",

@@ -36,8 +36,7 @@ class GradAccumulator:
 
     def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "", **how: Any) -> None:
         self.name = name
-        self._declared: list[WeightSpec] = []
-        self._how: dict[str, Any] = {"module": module, **how}
+        self._fields: dict[str, Any] = {"name": name, "weights": list[WeightSpec](), "module": module, **how}
         self.device = device
         self.grad_dtype = grad_dtype
         self.held = Held(nothing(0), 0)  # it has no place in a layout yet
@@ -48,7 +47,7 @@ class GradAccumulator:
     @cached_property
     def spec(self) -> FlatSpec:
         """The weights declared so far, and where each one lies."""
-        return FlatSpec(self.name, tuple(self._declared), **self._how)
+        return FlatSpec(**self._fields | {"weights": tuple(self._fields["weights"])})
 
     @property
     def numel(self) -> int:

@@ -66,10 +66,11 @@ class Flat(GradAccumulator):
         cuts = splits if tile is None else (*splits, tile.split)
         shape = cuts[-1].local_shape if cuts else shape
         form = None if self.format is None else self.format.of_map(shape[-1])
-        self._declared.append(WeightSpec(name, shape, splits=splits, format=form, tile=tile, **how))
+        declared: list[WeightSpec] = self._fields["weights"]
+        declared.append(WeightSpec(name, shape, splits=splits, format=form, tile=tile, **how))
         vars(self).pop("spec", None)  # it is made when somebody reads it
-        layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._how['module'] or self.name)}.")[2]
-        return Parameter(self, len(self._declared) - 1, name, layer, shape)
+        layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._fields['module'] or self.name)}.")[2]
+        return Parameter(self, len(declared) - 1, name, layer, shape)
 
     def place_params(self, row: Row) -> None:
         """Allocate the parameters before the first step: the whole, the local slice, or nothing. And their scales."""
