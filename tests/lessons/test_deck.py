@@ -22,6 +22,7 @@ from zerosim.lessons.course import course
 from zerosim.lessons.lecture import counted
 from zerosim.lessons.lecture.deck import deck, plain, slides
 from zerosim.lessons.lecture.handouts import handouts, words
+from zerosim.lessons.lecture.pieces import picture
 from zerosim.lessons.lecture.slide import Show, Slide
 from zerosim.lessons.lecture.stages import paper
 from zerosim.nn import Unit
@@ -130,12 +131,13 @@ def test_links_lead_to_the_moments_that_they_name() -> None:
         found = re.fullmatch(rf"lecture&run={run}&at=(\d+)", at[name])
         assert found is not None
         data, moment = DATA["runs"][run], int(found[1])
-        last = data["events"][moment - 1]
-        assert EVENTS[last[0]] == "launch"
+        *_, last = events(data, "launch", moment)
         assert data["calls"][last[4]][0] == verb_
         assert data["scopes"][last[2]][1] == phase
         works = {(event[1], event[3]) for event in events(data, "launch", moment) if event[4] == last[4]}
         assert len(works) == 4  # every rank is in it, and none is out
+        sent = [event for event in events(data, "message", len(data["events"])) if (event[1], event[3]) in works]
+        assert data["events"][moment - 1] == sent[-1]  # as the player stops there
         assert not works & {(event[1], event[3]) for event in events(data, "wait", moment)}
 
     def gathered(moment: int) -> int:
@@ -148,6 +150,14 @@ def test_links_lead_to_the_moments_that_they_name() -> None:
     used, freed = (int(at[name].rpartition("=")[2]) for name in ("use", "free"))
     assert gathered(used) == 4
     assert (gathered(freed - 1), gathered(freed)) == (1, 0)
+
+
+def test_a_moving_picture_prints_at_rest() -> None:
+    """What moves is not printed as its first moment, in which nothing has happened."""
+    shown = picture(verb.svg_of, "staircase")
+    svgs = [base64.b64decode(data).decode() for data in re.findall(r'class="paper".*?base64,([^"]*)"', shown)]
+    assert ["@keyframes" in svg for svg in svgs] == [False]
+    assert "@keyframes" in base64.b64decode(re.findall(r'class="light".*?base64,([^"]*)"', shown)[0]).decode()
 
 
 def test_pages_name_nothing_outside_their_folder(made: dict[str, Slide]) -> None:
@@ -298,5 +308,7 @@ def test_the_deck_in_a_browser(tmp_path: Path) -> None:
         pdf = base64.b64decode(browser.call("Page.printToPDF", preferCSSPageSize=True)["data"])
         assert len(re.findall(rb"/MediaBox", pdf)) == sum(bool(one.exercises) for one in course().lessons)
         browser.open(tmp_path / "player.html", show.moments["gather"][1])
-        assert "all-gather" in browser.eval("document.body.textContent").lower().replace("_", "-")
+        assert browser.eval("document.querySelector('#now').textContent").startswith(
+            "All 4 ranks join all-gather #2 of h.0"
+        )
         assert not browser.errors

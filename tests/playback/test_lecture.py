@@ -41,6 +41,18 @@ COVERED = """(() => {
 })()"""
 """How many names and bytes of ranks the pill of a collective covers."""
 
+APART = """(() => {
+  const lines = (one) => {
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    return [...range.getClientRects()];
+  };
+  const [where] = lines(document.querySelector('#where'));
+  const above = lines(document.querySelector("#now")).filter((line) => line.top < where.bottom);
+  return Math.min(...above.map((line) => where.left - line.right));
+})()"""
+"""How far the sentence's first line ends before the event's number, in pixels."""
+
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, Any]:
@@ -108,6 +120,7 @@ def test_the_last_row_reads_the_lecture_view(browser: Browser, file: Path, width
     browser.open(file, "lecture&run=1&at=600")
     for look in range(12):
         assert browser.eval(SMALLEST) >= 0.025 * height, look
+        assert browser.eval(APART) >= 0.02 * height, look
         assert browser.eval("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]") == [
             width,
             height,

@@ -104,16 +104,20 @@ def _events(run: Data, kind: str) -> Iterator[tuple[int, int, str, str, list[Any
 
 
 def _in_flight(run: Data, verb: str, phase: str, unit: str = "") -> int:
-    """Return the moment at which every rank has joined the first such collective of states."""
-    calls = [
-        (values[1], at)
-        for at, _, in_phase, in_unit, values in _events(run, "launch")
+    """Return the moment at which every rank has joined the first such collective of states and has sent its pieces."""
+    first = next(
+        values[1]
+        for _, _, in_phase, in_unit, values in _events(run, "launch")
         if run["calls"][values[1]][0] == verb
         and run["calls"][values[1]][2] == "states"
         and in_phase == phase
         and unit in ("", in_unit)
-    ]
-    return max(at for call, at in calls if call == calls[0][0])
+    )
+    joined = [(at, rank, values[0]) for at, rank, _, _, values in _events(run, "launch") if values[1] == first]
+    works = {(rank, work) for _, rank, work in joined}
+    ended = min(at for at, rank, _, _, values in _events(run, "wait") if (rank, values[0]) in works)
+    sent = [at for at, rank, _, _, values in _events(run, "message") if (rank, values[0]) in works and at < ended]
+    return max(*sent, *(at for at, _, _ in joined))
 
 
 def _used(run: Data, unit: str) -> int:

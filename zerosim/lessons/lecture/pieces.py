@@ -60,8 +60,8 @@ def bars(rows: Sequence[Bar], *, limit: tuple[str, int] = ("", 0), key: Iterable
 def picture(svg_of: SvgOf, words: str) -> str:
     """Show a picture of `zerosim plot` in both themes, without its own title: the slide has one."""
     svgs = {theme: svg_of(words, theme) for theme in ("light", "dark")}
-    if "<pattern" in svgs["light"]:
-        svgs["paper"] = unhatched(svgs["light"])
+    if "<pattern" in svgs["light"] or "@keyframes" in svgs["light"]:
+        svgs["paper"] = still(unhatched(svgs["light"]))
     alt = svgs["light"].split("<desc>")[1].split("</desc>")[0]
     shown = ""
     for name, svg in svgs.items():
@@ -74,6 +74,11 @@ def unhatched(svg: str) -> str:
     """Return a picture in plain colours: a browser prints each hatched area as a large bitmap."""
     colours = dict(re.findall(r'<pattern id="(\w+)".*?fill="(#\w+)"', svg, re.DOTALL))
     return re.sub(r"url\(#(\w+)\)", lambda found: colours.get(found[1], found[0]), svg)
+
+
+def still(svg: str) -> str:
+    """Return a moving picture at rest: a browser prints the first moment of a picture that moves."""
+    return re.sub("@media screen[^<]*", "", svg)
 
 
 def untitled(svg: str) -> str:

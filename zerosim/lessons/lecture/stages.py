@@ -92,8 +92,9 @@ def zero(show: Show) -> list[Slide]:
     saved = f"{size(held(ddp))} become {size(held(one))}"
     return [
         Slide(
-            f"ZeRO-1 gives each of {RANKS} GPUs 1/{RANKS} of the optimizer states. What does it send more than DDP?",
-            options(["nothing", "half as much again", "twice as much", f"{RANKS} times as much"], 1,
+            f"ZeRO-1 gives each of {RANKS} GPUs 1/{RANKS} of the optimizer states. "
+            "What does it send, compared with DDP?",
+            options(["the same", "half as much again", "twice as much", f"{RANKS} times as much"], 1,
                     f"Counted: DDP {size(sends[0])}, ZeRO-1 {size(sends[1])}."),
             ("Hint for the room: which half of the all-reduce is still needed, and what must follow the update?",),
             (paper(0), paper(1)), kind="guess",
@@ -157,8 +158,8 @@ def zero(show: Show) -> list[Slide]:
             ("plot staircase -o staircase.svg",), ("gather", "again"),
         ),
         Slide(
-            "ZeRO-3 gathers the parameters in forward, and again in backward. What does it send more than DDP?",
-            options(["nothing", "half as much again", "twice as much", f"{RANKS} times as much"], 2,
+            "ZeRO-3 gathers the parameters in forward, and again in backward. What does it send, compared with DDP?",
+            options(["the same", "half as much again", "twice as much", f"{RANKS} times as much"], 2,
                     f"Counted: DDP {size(sends[0])}, ZeRO-3 {size(sends[3])}."),
             ("Count the collectives: how many times does Ψ go round?",), (paper(0), paper(3)), kind="guess",
         ),
