@@ -260,6 +260,10 @@ def test_names_are_listed_and_a_file_is_written(tmp_path: Path, capsys: pytest.C
     assert file.read_text("utf-8") == skeleton(find_exercise("zero2"), 7)
     assert main(["homework", "zero9", "-o", str(tmp_path / "no.py")]) == 2
     assert not (tmp_path / "no.py").exists()
+    file.write_text(answer := skeleton(find_exercise("zero2"), 7) + "# mine\n", "utf-8")
+    assert main(["homework", "zero2", "--seed", "7", "-o", str(file)]) == 2
+    assert "exists and has another text" in capsys.readouterr().err
+    assert file.read_text("utf-8") == answer
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

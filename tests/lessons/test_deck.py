@@ -208,7 +208,7 @@ def test_the_verb_writes_a_folder(
     ("words", "named"),
     [
         ("there", "there: exists and is not empty; choose another folder"),
-        ("there/notes.txt", "exists and is not empty"),
+        ("there/notes.txt", "is a file; choose another name for the folder"),
         ("missing/week3", "missing does not exist; create it first"),
         ("", "DIR"),
     ],

@@ -24,12 +24,15 @@ class Folder(Output):
         super().__init__(flag, path.rstrip("/" + os.sep) or path)
 
     def check(self, inputs: Iterable[str | None] = ()) -> None:
-        """Check the folder. Raises: InputError if it exists with anything in it, or cannot be written."""
+        """Check the folder. Raises: InputError for a file, a folder that is not empty, and where none can be."""
         try:
             self.path = Path(os.path.realpath(self.path))
-            is_free = not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+            is_file = self.path.exists() and not self.path.is_dir()
+            is_free = not is_file and not (self.path.is_dir() and any(self.path.iterdir()))
         except (OSError, ValueError) as error:
             raise self._refusal(error) from None
+        if is_file:
+            raise InputError(f"{self.name}: is a file; choose another name for the folder")
         if not is_free:
             raise InputError(f"{self.name}: exists and is not empty; choose another folder, or remove this one")
         if not self.path.parent.is_dir():

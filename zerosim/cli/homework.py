@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from zerosim.cli.outputs import output, written
 from zerosim.cli.parser import Parser
-from zerosim.errors import printable
+from zerosim.errors import InputError, printable
 
 
 def add_arguments(parser: Parser) -> None:
@@ -25,6 +26,9 @@ def main(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(text)
         return 0
+    path = Path(args.output)
+    if path.is_file() and path.read_bytes() not in (b"", text.encode()):  # a student's work, for all we know
+        raise InputError(f"--output {args.output}: exists and has another text; delete it or choose another file")
     with written((output(args, "output"), lambda file: file.write(text.encode()))):
         print(f"wrote {'all names' if one is None else one.name} into {printable(args.output)}")
     return 0

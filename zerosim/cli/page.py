@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
         asked = parser.parse(args.words)
         file = Output("--out", asked.out)
         file.check()
-        names = MODELS if asked.model is None else tuple(filter(None, asked.model.split(",")))
+        names = MODELS if asked.model is None else tuple(dict.fromkeys(filter(None, asked.model.split(","))))
         if not names:
             raise InputError("--model: expected names of presets, such as gpt2-xl,llama3.1-8b")
         text = calculator_page(names).encode()
@@ -53,7 +53,7 @@ def calculator_page(names: tuple[str, ...] = MODELS) -> str:
     from zerosim.analysis.expressions import expressions
     from zerosim.playback.calculator import calculator
 
-    return calculator(expressions(config_of, dict.fromkeys(names)), OF_POINT)
+    return calculator(expressions(config_of, names), OF_POINT)
 
 
 def config_of(values: Mapping[str, int | str | bool]) -> RunConfig:

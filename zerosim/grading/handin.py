@@ -78,8 +78,8 @@ def _text(path: str) -> tuple[str, tuple[str, ...]]:
     marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # as PowerShell's > writes
     try:
         text = data.decode(next((name for mark, name in marks.items() if data.startswith(mark)), "utf-8-sig"))
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not a text file; expected FILE.py or NOTEBOOK.ipynb") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not {error.encoding.upper()} text; save it as UTF-8") from None
     return _of_cells(path, text) if path.endswith(".ipynb") else (text, ())
 
 
