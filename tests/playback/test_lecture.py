@@ -33,6 +33,11 @@ SMALLEST = """(() => {
   return Math.min(...sizes);
 })()"""
 """The size of the smallest text that is seen, in pixels."""
+HEADS_MEET = """[...document.querySelectorAll('.world [data-pick^=r]')].filter((one) => {
+  const [name, size] = [...one.querySelectorAll('text')].map((text) => text.getBoundingClientRect());
+  return name.right > size.left || size.right > one.parentElement.querySelector('rect').getBoundingClientRect().right;
+}).length"""
+"""How many ranks' names and bytes meet each other, or end outside of their card."""
 COVERED = """(() => {
   const box = (one) => one.getBoundingClientRect();
   const pill = box(document.querySelector('[data-pick^=c] rect'));
@@ -113,7 +118,7 @@ def test_gradients_add_up_on_their_way(browser: Browser, file: Path) -> None:
     assert sorted(labels) == ["+"] * 4 + ["Σ2"] * 4 + ["Σ3"] * 4
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080), (640, 360)])
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080), (640, 360), (1024, 768)])
 def test_the_last_row_reads_the_lecture_view(browser: Browser, file: Path, width: int, height: int) -> None:
     """At each moment no text is smaller than 2.5 % of the window's height; 640 x 360 is 1280 x 720 at 200 % zoom."""
     browser.size(width, height)
@@ -121,6 +126,7 @@ def test_the_last_row_reads_the_lecture_view(browser: Browser, file: Path, width
     for look in range(12):
         assert browser.eval(SMALLEST) >= 0.025 * height, look
         assert browser.eval(APART) >= 0.02 * height, look
+        assert browser.eval(HEADS_MEET) == 0, look
         assert browser.eval("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]") == [
             width,
             height,
@@ -153,6 +159,12 @@ def test_an_address_says_what_there_is_not(browser: Browser, data: dict[str, Any
     assert browser.eval(WORDS).startswith("The address names no run 7: there are runs 0 to 1. ")
     browser.open(file, "rank=9")
     assert "no rank 9: there are ranks 0, 1, 2 and 3" in browser.eval(WORDS)
+    browser.open(file, "run=1")
+    assert browser.eval(WORDS) == "On every rank initialization has ended."
+    start = int(browser.eval("Number(document.querySelector('#slider').value)"))
+    browser.open(file, f"run=1&at={start - 1}")
+    assert browser.eval(WORDS) == "On rank 2 initialization has ended."
+    browser.open(file, "rank=9")
     browser.key("n")
     assert not browser.eval(WORDS).startswith("The address")
 

@@ -41,7 +41,7 @@ function bytes(n) {
   return `${n} B`;
 }
 function listed(names) {
-  return names.length < 2 ? names.join('') : `${names.slice(0, -1).join(', ')} and ${names[names.length - 1]}`;
+  return names.length < 2 ? names.join('') : `${names.slice(0, -1).join(', ')} and ${names.at(-1)}`;
 }
 function ranksText(ranks) {
   const few = ranks.length > 8 ? [...ranks.slice(0, 6), `${ranks.length - 6} more`] : ranks;
@@ -53,7 +53,7 @@ const kindWord = (kind) => (DATA.kinds[kind] ? DATA.kinds[kind].word : kind);
 const letterOf = (kind) => (DATA.kinds[kind] ? DATA.kinds[kind].letter : '?');
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 
-// -- colours ---------------------------------------------------------------------------------------
+// -- colours --
 let theme = 'light';
 let ink = DATA.themes.light;
 const kindColor = (kind) => (DATA.kinds[kind] || DATA.verbs[''])[theme];

@@ -23,7 +23,7 @@ function drawLecture(run, k, { width, height, most, prefix, pick, chosen }) {
   const ranks = group.slice(first, first + LECTURE_RANKS);
   const columns = width > 480 ? ranks.length : width > 260 ? Math.min(2, ranks.length) : 1;
   const lines = Math.ceil(ranks.length / columns);
-  const [gap, foot] = [width > 480 ? 20 : 10, 48]; // below the cards: the pill
+  const [gap, foot] = [width > 620 ? 20 : 10, 48]; // below the cards: the pill
   const w = (width - 2 - gap * (columns - 1)) / columns;
   const h = Math.max(190, (Math.max(height, 0) - foot - gap * (lines - 1)) / lines);
   const total = lines * h + gap * (lines - 1) + foot;
@@ -37,28 +37,33 @@ function drawLecture(run, k, { width, height, most, prefix, pick, chosen }) {
     root.append(lectureCard(run, k, rank, box, live.get(rank), { unit, flat }, { most, prefix, pick, chosen }));
   });
   const spots = [];
-  run.inFlight(k).filter((call) => call.group.some((rank) => boxes.has(rank))).slice(-1).forEach((call) => root.append(drawCall(run, k, call, boxes, spots, pick, total - foot / 2 + 2)));
+  const flying = run.inFlight(k).filter((call) => call.group.some((rank) => boxes.has(rank)));
+  const of = (call) => `${call.op}/${call.axis}/${call.sequence}`; // the same in several groups is one moment
+  flying.filter((call) => of(call) === of(flying.at(-1))).forEach((call) => root.append(drawCall(run, k, call, boxes, spots, pick, total - foot / 2 + 2)));
   return root;
 }
 
 function lectureCard(run, k, rank, { x, y, w, h }, buffers, { unit, flat }, { most, prefix, pick, chosen }) {
   const pad = 7;
   const inner = w - 2 * pad;
+  const tight = inner < 136; // a projector of 4:3
   const byKind = run.byKind(buffers);
-  const own = buffers.filter((buffer) => buffer.memory === DEVICE);
-  const passing = run.byKind(own.filter((buffer) => PASSING.includes(buffer.kind) && [buffer.unit, run.rowOf(buffer.unit)].includes(unit)));
+  const ofFlat = buffers.filter((buffer) => buffer.flat === flat);
+  const passing = run.byKind(buffers.filter((buffer) => PASSING.includes(buffer.kind) && [buffer.unit, run.rowOf(buffer.unit)].includes(unit)));
   const card = svg('g', {}, rect(x, y, w, h, { rx: 6, fill: ink.background, stroke: ink.grid, 'stroke-width': 1.2 }),
-    pickable(`r${rank}`, `rank ${rank}`, () => pick({ rank }), text(x + pad, y + 19, `rank ${rank}`, { size: 15, weight: 700 }),
-      text(x + w - pad, y + 19, bytes(sumOf(byKind.values())), { size: 14, weight: 600, anchor: 'end' })),
+    pickable(`r${rank}`, `rank ${rank}`, () => pick({ rank }), text(x + pad, y + 19, `rank ${rank}`, { size: tight ? 11 : 15, weight: 700 }),
+      text(x + w - pad, y + 19, bytes(sumOf(byKind.values())), { size: tight ? 11 : 14, weight: 600, anchor: 'end' })),
     byteBar(byKind, DEVICE, x + pad, y + 26, inner, 15, most, prefix));
   const pitch = (h - 48) / 4;
   const strip = clamp(pitch - 22, 14, 44);
   [...STATES, 'passing'].forEach((state, index) => {
     const top = y + 48 + index * pitch;
-    const copy = state !== 'passing' && own.find((buffer) => buffer.flat === flat && GATHERED[state].includes(buffer.kind));
-    card.append(text(x + pad, top + 8, state === 'passing' ? 'activations, buffers' : copy ? (state === 'grad' ? 'whole gradient' : kindWord(copy.kind)) : state === 'optim' ? kindWord(state) : HEADS[state][0], { size: 11, color: copy ? 'text' : 'muted', weight: copy ? 700 : 400 }));
+    const copy = state !== 'passing' && ofFlat.find((buffer) => GATHERED[state].includes(buffer.kind));
+    const gathered = copy && (state === 'grad' ? 'whole gradient' : tight ? 'gathered' : kindWord(copy.kind));
+    const name = state === 'optim' ? kindWord(state) : (HEADS[state] || [tight ? 'activations' : 'activations, buffers'])[0];
+    card.append(text(x + pad, top + 8, gathered || name, { size: 11, color: copy ? 'text' : 'muted', weight: copy ? 700 : 400 }));
     const box = { x: x + pad, y: top + 17, w: inner, h: strip };
-    if (state !== 'passing') card.append(drawStrip(run, k, rank, { flat }, state, own.concat(buffers.filter((one) => one.memory !== DEVICE)).filter((one) => one.flat === flat), box, { prefix, pick, chosen }));
+    if (state !== 'passing') card.append(drawStrip(run, k, rank, { flat }, state, ofFlat, box, { prefix, pick, chosen }));
     else passingBar(run, passing, unit, box, prefix).forEach((one) => card.append(one));
   });
   return card;

@@ -95,7 +95,7 @@ class Run {
     // The same collective in other groups of its axis is in flight at the same time.
     const alike = new Map();
     for (const call of this.calls) {
-      const name = [call.op, call.axis, call.sequence, call.unit, call.phase, call.group[0] < call.group[call.group.length - 1]].join('/');
+      const name = [call.op, call.axis, call.sequence, call.unit, call.phase, call.group[0] < call.group.at(-1)].join('/');
       alike.set(name, [...(alike.get(name) || []), call]);
     }
     for (const calls of alike.values()) {
@@ -201,7 +201,7 @@ class Run {
     for (const at of this.own.get(rank)) {
       const { step, phase, unit, slot } = this.scope(this.events[at]);
       const name = `${step}/${phase}/${unit}/${slot}`;
-      const before = found[found.length - 1];
+      const before = found.at(-1);
       if (before && before.name === name) before.end = at + 1;
       else {
         seen.set(name, (seen.get(name) || 0) + 1);

@@ -20,7 +20,7 @@ function start() {
   const other = () => (state.beside >= 0 ? runs[state.beside] : null);
   let [track, trackKey, legendKey, room] = [null, '', '', null];
 
-  // -- the frame of the page: player.html -----------------------------------------------------------
+  // -- the frame of the page: player.html --
   for (const one of main.querySelectorAll('[id]')) parts[one.id] = one;
   const PLAY = 'M3,1l11,7l-11,7Z';
   const PAUSE = 'M3,1h4v14h-4Z M9,1h4v14h-4Z';
@@ -37,7 +37,7 @@ function start() {
   parts.help.querySelector('button').onclick = () => parts.help.close();
   main.querySelectorAll('[data-key]').forEach((one) => { one.onclick = () => KEYS[one.dataset.key]({}); });
 
-  // -- going on ------------------------------------------------------------------------------------
+  // -- going on --
   function go(k, moves = false) {
     const target = clamp(k, 0, run().length);
     const before = state.k;
@@ -104,7 +104,7 @@ function start() {
     render();
   }
 
-  // -- drawing -------------------------------------------------------------------------------------
+  // -- drawing --
   // Type grows with the window: pictures are drawn in units, of which a window of 1280 x 720 has one a pixel, and in the
   // lecture view a window's height LINES.
   function measure() {
@@ -166,7 +166,7 @@ function start() {
     parts.now.setAttribute('aria-live', state.playing ? 'off' : 'polite');
     const words = `${state.said ? `${state.said} ` : ''}${state.question ? 'All ranks come to a collective.' : now.words}`;
     if (parts.now.textContent !== words) parts.now.textContent = words;
-    parts.nowMore.replaceChildren(...[one.data.lines.length && !state.question ? sourceBlock(now.source) : null].filter(Boolean));
+    parts.nowMore.replaceChildren(...(one.data.lines.length && !state.question ? [sourceBlock(now.source)] : []));
     // The ranks.
     const { stacked, space, band } = room;
     const shown = two && two !== one ? [one, two] : [one];
@@ -182,14 +182,13 @@ function start() {
       liveList(one, state.rank, buffers, state.chosen, pick, (rank) => pick({ rank }))].filter(Boolean));
     if (scroll) parts.panel.scrollTop = scroll;
     // Over events.
-    const size = band;
-    const key = [state.run, state.beside, state.rank, size.width, size.height, theme, most].join('/');
+    const key = [state.run, state.beside, state.rank, band.width, band.height, theme, most].join('/');
     if (key !== trackKey) {
-      track = drawTrack(one, state.rank, size.width, size.height, 't', most, shown[1]);
+      track = drawTrack(one, state.rank, band.width, band.height, 't', most, shown[1]);
       trackKey = key;
     }
     const hide = state.guess ? rect(track.X(state.k) + 2, track.top + track.h + 2, Math.max(0, track.X(one.length) - track.X(state.k)), 3 * TRACK.ribbon, { fill: ink.background }) : null;
-    parts.track.replaceChildren(sized(svg('svg', { ...size, viewBox: `0 0 ${size.width} ${size.height}`, 'font-family': FONT, role: 'img',
+    parts.track.replaceChildren(sized(svg('svg', { ...band, viewBox: `0 0 ${band.width} ${band.height}`, 'font-family': FONT, role: 'img',
       'aria-label': track.label }, hatches('t'), track.root, hide, drawCursor(track, one, state.k, state.chosen))));
     if (legendKey !== (legendKey = [state.run, state.beside, theme, root.dataset.agrees].join('/'))) drawLegend(shown);
     if (focused && inside && !inside.contains(document.activeElement)) {
@@ -210,7 +209,7 @@ function start() {
     parts.legend.replaceChildren(...items, html('span', { class: 'note' }, `${how} Recorded by zerosim ${DATA.zerosim}.${root.dataset.agrees === 'true' ? ' The bars equal the ledger at every mark.' : ''}${left}`));
   }
 
-  // -- the URL's hash keeps the moment ---------------------------------------------------------------
+  // -- the URL's hash keeps the moment --
   let kept = '';
   function keep() {
     const values = { run: state.run, at: state.k, by: state.by, rank: state.rank };
@@ -242,7 +241,7 @@ function start() {
     Object.assign(state, { chosen: {}, question: null, said: missing.length ? `The address names no ${missing.join(', and no ')}.` : '' });
   }
 
-  // -- what else the buttons do ------------------------------------------------------------------------
+  // -- what else the buttons do --
   function toggleLook() { state.look = theme === 'dark' ? 'light' : 'dark'; render(); }
   function save() {
     const worlds = [...parts.world.querySelectorAll(':scope > svg')].map((one) => one.cloneNode(true));
@@ -275,7 +274,7 @@ function start() {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  // -- keys and pointer ----------------------------------------------------------------------------------
+  // -- keys and pointer --
   const KEYS = {
     ' ': () => (state.playing ? pause() : play()), ArrowRight: (event) => step(1, event.shiftKey ? 'events' : state.by), ArrowLeft: (event) => step(-1, event.shiftKey ? 'events' : state.by),
     Home: () => go(run().start), End: () => go(run().length), c: () => { state.by = 'collectives'; again(); }, e: () => { state.by = 'events'; again(); },

@@ -77,7 +77,7 @@ function drawTrack(run, rank, width, height, prefix, peaks, two) {
   const spans = (key) => {
     const found = [];
     for (const one of run.ofRank.get(rank)) {
-      const last = found[found.length - 1];
+      const last = found.at(-1);
       const name = key(one);
       if (last && last.name === name) last.until = one.until;
       else found.push({ ...one, name });

@@ -24,7 +24,7 @@ function sentence(run, k, wide) {
   const event = run.events[k - 1];
   if (wide && run.freedAt.has(k)) return run.freedAt.get(k);
   if (wide && k === run.length && event[0] !== MARK) return 'The record ends here.';
-  if (wide && event[0] === MARK) return markSentence(run, event, true);
+  if (wide && event[0] === MARK) return markSentence(run, event, run.overAt.get(`mark ${event[3]}`) === k);
   if (wide && run.keys.includes(k) && run.scope(event).unit) return `${capital(phaseWord(run.scope(event).phase))}${ofUnit(run.scope(event).unit)} has ended.`;
   return eventSentence(run, k, event);
 }

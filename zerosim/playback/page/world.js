@@ -26,7 +26,7 @@ function rowsOf(run, rank) {
 // Where cards stand: a pipeline's stages in columns, else the fastest axis of several; ranks of one axis as they fit.
 function arrange(run, width, height, gap) {
   const axes = Object.keys(run.data.mesh);
-  const column = !height && width < 520 ? null : axes.includes('pp') ? 'pp' : axes.length > 1 ? axes[axes.length - 1] : null;
+  const column = !height && width < 520 ? null : axes.includes('pp') ? 'pp' : axes.length > 1 ? axes.at(-1) : null;
   const n = run.ranks.length;
   const lines = Math.max(...run.ranks.map((rank) => rowsOf(run, rank).length));
   if (column) {
@@ -322,6 +322,7 @@ function drawCall(run, k, call, boxes, spots, pick, below) {
   const onHead = (y) => [...boxes.values()].find((box) => Math.abs(box.x + box.w / 2 - mx) < half + box.w / 2 && y + 20 > box.y + 7 && y - 20 < box.y + heads);
   let my = below || middle('y', 'h');
   while (!below && (spots.some(([sx, sy]) => Math.abs(sx - mx) < 2 * half && Math.abs(sy - my) < 44) || onHead(my))) my += 2;
+  const named = below && spots.some(([sx]) => Math.abs(sx - mx) < 2 * half); // by the pill of another group
   spots.push([mx, my]);
   for (const rank of members) {
     const box = boxes.get(rank);
@@ -335,7 +336,7 @@ function drawCall(run, k, call, boxes, spots, pick, below) {
       if (parts && members.length > 1) group.append(tag(clamp(mx, box.x + room, box.x + box.w - room), Math.abs(cy - my) < 30 ? cy + 34 : cy, parts, color));
     }
   }
-  group.append(pickable(`c${call.index}`, `${name}: ${second}`, () => pick({ call: call.index }),
+  if (!named) group.append(pickable(`c${call.index}`, `${name}: ${second}`, () => pick({ call: call.index }),
     rect(mx - half, my - 20, 2 * half, 40, { rx: 20, fill: color, stroke: ink.background, 'stroke-width': 2 }),
     text(mx, my - 3, name, { size: 13, weight: 700, anchor: 'middle', fillColor: inkOn(color) }),
     text(mx, my + 12, second, { size: 11.5, anchor: 'middle', fillColor: inkOn(color) })));
