@@ -96,11 +96,12 @@ def test_shapes_leave_the_record_of_a_run(way: str, routing: str) -> None:
 
 
 ON_HOST = dict(FOUR, offload="optimizer=host,params=host")
+KEPT = dict(FOUR, upcast_grads=True, keep_upcast=True)
 ADAMS = ("adamw", "muon", "adam8bit", "lion", "sophia", "adagrad")
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("on", [*(dict(FOUR, optimizer=name) for name in ADAMS), ON_HOST], ids=str)
+@pytest.mark.parametrize("on", [*(dict(FOUR, optimizer=name) for name in ADAMS), ON_HOST, KEPT], ids=str)
 def test_every_optimizer_has_experts(on: dict[str, Any]) -> None:
     config = RunConfig(**{**LLAMA, **on, "precision": "bf16", "routing": "zipf:1"})
     check(config, plan(config, cluster=CLUSTER))
