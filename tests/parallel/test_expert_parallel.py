@@ -29,6 +29,7 @@ SP: dict[str, Any] = dict(tp=2, sequence_parallel=True)
 FOUR: dict[str, Any] = dict(ranks=4, ep=2, stage=3)
 PIPE: dict[str, Any] = dict(ranks=4, pp=2, ep=2, stage=1, accumulate=3)
 GATHER = dict(dispatcher="allgather")
+ROWS: dict[str, Any] = dict(lora_rank=2, lora_target="experts,q", lora_alpha=6.0, lora_by_rows=True)
 
 
 def fields(of: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +72,9 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "activations on the host": ({}, dict(FOUR, offload_activations=True)),
     "buckets": ({}, dict(FOUR, stage=1, bucket_bytes=512)),
     "lora": (dict(lora_rank=2), FOUR),
+    "lora of experts": (dict(lora_rank=2, lora_target="experts"), FOUR),
+    "lora of experts, by rows": (dict(ROWS, clip_norm=0.05), dict(FOUR, recompute="full")),
+    "lora of experts, by rows of tensors": (ROWS, dict(FOUR, recipe="fsdp2")),
     "fsdp2": ({}, dict(FOUR, recipe="fsdp2")),
     "deepspeed": (dict(clip_norm=1.0), dict(FOUR, recipe="deepspeed")),
     "megatron": ({}, dict(ranks=8, ep=2, stage=1, recipe="megatron", **SP)),
@@ -219,6 +223,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "fuller than full": (dict(routing="fullest:4.5"), "4 times the mean; choose 4 or less"),
     "a file": (dict(routing="measured:nowhere.json"), "cannot read nowhere.json: No such file or directory"),
     "no room": (dict(capacity_factor=0.1), "0.1: no room for one token; an even choice gives an expert 8; choose 0.13"),
+    "adapters": (dict(lora_rank=2, lora_target="experts", etp=2), "adapters of experts are whole; choose etp 1"),
+    "rows": (dict(lora_rank=2, lora_by_rows=True), "lora_by_rows: no expert has an adapter; choose --lora-target exp"),
     "drops": (dict(ranks=4, ep=2, capacity_factor=1.0, **GATHER), "tokens are dropped before they are sent"),
 }
 

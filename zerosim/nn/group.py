@@ -201,6 +201,11 @@ class WholeExperts:
         (E, O). `maps` cut the experts' width, which is dim `of`, in `parts` equal ones side by side."""
         return {"splits": maps.split(shape, of, parts=parts)}
 
+    def adapters(self, shape: tuple[int, ...], dim: int, parts: int) -> dict[str, Any]:
+        """Return the keywords for `declare` of experts' adapters of this whole shape: in each of `parts` of dim `dim`
+        are all experts' in turn."""
+        return {}
+
     def width_of(self, maps: WholeMaps) -> tuple[int, int]:
         """Return how many ranks cut an expert's width, and which of them this one is."""
         return maps.size, maps.index

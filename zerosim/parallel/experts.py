@@ -92,6 +92,9 @@ class Cut(WholeExperts):
         by_width = Split(by_expert.local_shape, of, self.tensor, parts, axis="etp")
         return {"splits": (by_expert, by_width), "axes": EXPERT_STATES}
 
+    def adapters(self, shape: tuple[int, ...], dim: int, parts: int) -> dict[str, Any]:
+        return {"splits": (Split(shape, dim, self.size, parts, axis="ep"),), "axes": EXPERT_STATES}
+
     def width_of(self, maps: WholeMaps) -> tuple[int, int]:
         return self.tensor, self.tensor_index
 

@@ -40,13 +40,13 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None) -> RowsOf:
     if strategy is not None:
         rows = rows_said(rows, keeps_params=strategy.keeps_params, keeps_grads=strategy.keeps_grads)
     trained, held = {**rows, **exchange.states}, frozen(rows)
-    between = dict[int, Rows]()  # by a row's elements
+    between = dict[tuple[int, tuple[str, ...]], Rows]()  # by a row's elements, and the axes
 
     def of_flat(flat: FlatSpec) -> Rows:
         if not flat.is_trained:
             return cut_over(held, flat.axes)
         if row := row_of(config.tuning, flat):
-            return between.setdefault(row, cut_between(trained, row))
+            return between.setdefault((row, flat.axes), cut_between(cut_over(trained, flat.axes), row))
         return {**cut_over(trained, flat.axes), **made.beside(flat)}
 
     return of_flat

@@ -219,9 +219,13 @@ def rules(
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
-    if mesh.tp > 1 and tuning.lora_rank and any(word == "experts" or "experts." in word for word in tuning.targets):
-        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose tp 1")
-    if tuning.lora_dropout and any(word == "experts" or "experts." in word for word in tuning.targets):
+    adapted = any(word == "experts" or "experts." in word for word in tuning.targets)
+    cut_by = next((name for name in ("tp", "etp") if mesh.axes.size(name) > 1), "")
+    if adapted and cut_by:
+        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose {cut_by} 1")
+    if tuning.lora_by_rows and not adapted:
+        yield wrong("lora_by_rows", ": no expert has an adapter; choose --lora-target experts, or leave it out")
+    if tuning.lora_dropout and adapted:
         yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")

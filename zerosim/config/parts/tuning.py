@@ -48,6 +48,10 @@ class TuningConfig(Part):
         also=("--lora-target-modules",),
     )  # fmt: skip
     lora_dropout: float = option(0.0, "probability of dropping an element of an adapter's input", below=1, metavar="P")
+    lora_by_rows: bool = option(
+        False, "adapters of experts' stacks are two narrow products more of each row, grouped by expert (prime-rl). "
+        "Without it they are added to a copy of the stack, as PEFT's target_parameters are"
+    )  # fmt: skip
     adapter_dtype: str | None = option(
         None, "compute adapters as PEFT does, in this dtype. fp32 (PEFT's default beside a half-precision base) has no "
         "masters, and keeps an fp32 copy of each target's input", choices=("fp32", "bf16", "fp16"),
@@ -104,7 +108,7 @@ class TuningConfig(Part):
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
             raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
-        for name in ("fused_lora", "prepare_kbit", "bnb_saves_input"):
+        for name in ("lora_by_rows", "fused_lora", "prepare_kbit", "bnb_saves_input"):
             if getattr(self, name):
                 raise wrong(name, ": there are no adapters; choose a lora_rank")
 
