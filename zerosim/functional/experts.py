@@ -16,7 +16,9 @@ from math import prod
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, VECTOR, KernelWork, work_of
+from zerosim.dtypes import DType
 from zerosim.errors import InputError
+from zerosim.functional.cast import cast
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
 from zerosim.functional.router import Routing
 from zerosim.tensor.discarded import Readable, held
@@ -90,8 +92,11 @@ class Weigh:
         return drows, dweights
 
 
-def weigh(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return each row times its weight. Shapes: rows and result (..., D), of R rows, weights (R, 1)."""
+def weigh(rows: Tensor, weights: Tensor, dtype: DType | None = None) -> Tensor:
+    """Return each row times its weight, by way of `dtype` if it is given: then a copy of the rows in it is kept.
+    Shapes: rows and result (..., D), of R rows, weights (R, 1)."""
+    if dtype not in (None, rows.dtype):
+        return cast(weigh(cast(rows, dtype), cast(weights, dtype)), rows.dtype)
     out = like(rows)
     rows.device.kernel(
         out.numel, rows.device.backend.weigh_rows, rows_of(rows.array), weights.array, rows_of(out.array)

@@ -14,6 +14,7 @@ from typing import Any
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
+from zerosim.dtypes import compute_dtype
 from zerosim.nn.context import LayerContext
 from zerosim.nn.experts_router import Router, router_map
 from zerosim.nn.lora import in_autocast
@@ -97,7 +98,10 @@ class ExpertsLayer:
         del weights, chosen
         self.router.note(x.device, way)
         rows = self._maps(rows, way.counts, of_rows if inside else None)
-        return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
+        wide = None if self.here.experts.weigh_dtype is None else compute_dtype(x.dtype)
+        return self.experts.combine(
+            way, rows, None if inside else partial(F.weigh, weights=of_rows, dtype=wide), x.shape
+        )
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them.

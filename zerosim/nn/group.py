@@ -189,6 +189,10 @@ class Way(Noted, Protocol):
     def counts(self) -> tuple[int, ...]: ...
 
 
+Weigh = Callable[[Tensor], Tensor]
+"""Multiplies each row by its weight."""
+
+
 class WholeExperts:
     """Experts on one rank: all of them are here, and rows go nowhere."""
 
@@ -220,9 +224,9 @@ class WholeExperts:
         way = chosen.routing()
         return way, F.dispatch(x, way), F.row_weights(weights, way)
 
-    def combine(self, way: Any, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """Bring results the same way back. Return each token's sum of them, with these weights, in this shape."""
-        return F.combine(rows if weights is None else F.weigh(rows, weights), way, shape)
+    def combine(self, way: Any, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...]) -> Tensor:
+        """Bring results the same way back, and weigh them. Return each token's sum of them, in this shape."""
+        return F.combine(rows if weigh is None else weigh(rows), way, shape)
 
 
 WHOLE_EXPERTS = WholeExperts()

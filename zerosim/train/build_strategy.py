@@ -39,7 +39,7 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None) -> RowsOf:
     rows = made.rows(stage, exchange.partition)
     if strategy is not None:
         rows = rows_said(rows, keeps_params=strategy.keeps_params, keeps_grads=strategy.keeps_grads)
-    trained, held = {**rows, **exchange.states}, frozen(rows)
+    trained, held = {**rows, **exchange.states}, frozen(rows, casts=config.tuning.frozen_fp32)
     between = dict[tuple[int, tuple[str, ...]], Rows]()  # by a row's elements, and the axes
 
     def of_flat(flat: FlatSpec) -> Rows:

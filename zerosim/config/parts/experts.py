@@ -90,7 +90,10 @@ class ExpertsConfig(Part):
         False, "experts' weights multiply what is between an expert's maps, not its results, so they travel with the "
         "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
-
+    weigh_dtype: str | None = option(
+        None, "experts' results are cast to fp32 to be weighed, and backward reads the copy (torchtitan, prime-rl)",
+        choices=("fp32",), shown="their own",
+    )  # fmt: skip
     experts_kernel: str = option(
         "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
         "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
@@ -203,6 +206,8 @@ def rules(
     if word == "fullest" and float(times) > (most := model.all_on_one):
         why = f"an expert that all tokens choose has {most:.4g} times the mean; choose {floor(100 * most) / 100:g}"
         yield wrong("routing", f" {experts.routing!r}: {why} or less")
+    if experts.weigh_dtype and (row := model.decoder.block.mlp.experts) and experts.applied(row) != "results":
+        yield wrong("weigh_dtype", " 'fp32': weights do not multiply experts' results here; leave it out")
     if experts.capacity_factor is None:
         for name in ("token_drop", "pad_to_capacity"):
             if value := getattr(experts, name):

@@ -35,6 +35,10 @@ class TuningConfig(Part):
         "several patterns; '!PATTERN' trains the parameters after all. With --lora-rank all parameters except adapters "
         "are frozen from the start", metavar="PATTERN,...", shown="none",
     )  # fmt: skip
+    frozen_fp32: bool = option(
+        False, "with --cast-shards: shards of frozen parameters are fp32 too, and are cast at each gather (FSDP2's "
+        "mixed precision over a model of fp32)", stages=(3,),
+    )  # fmt: skip
     lora_rank: int = option(
         0, "train adapters of this rank beside frozen linear maps (LoRA); 0: none", low=0, high=10**5, metavar="R",
         also=("--lora-r",),
