@@ -7,7 +7,7 @@ from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.states import N
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import owns_units
-from zerosim.config.parts.tuning import are_whole, has_whole_scales, stores_codes
+from zerosim.config.parts.tuning import are_whole, casts_frozen, has_whole_scales, stores_codes
 from zerosim.dtypes import compute_dtype, dtype
 
 
@@ -26,7 +26,7 @@ def frozen_of(config: RunConfig) -> formulas.Frozen | None:
     if is_coded is None:
         return None
     tuning, stored = config.tuning, dtype(config.precision.stored)
-    each = (compute_dtype(stored) if tuning.frozen_fp32 else stored).itemsize
+    each = (compute_dtype(stored) if casts_frozen(tuning) else stored).itemsize
     return formulas.Frozen(each, is_coded, has_whole_scales(tuning), are_whole(tuning))
 
 

@@ -164,6 +164,11 @@ def stores_codes(tuning: TuningConfig) -> bool | None:
     return tuning.base is not None if tuning.is_on else None
 
 
+def casts_frozen(tuning: TuningConfig) -> bool:
+    """Return whether shards of frozen parameters are fp32, and are cast at each gather."""
+    return tuning.frozen_fp32
+
+
 def are_units(tuning: TuningConfig) -> bool:
     """Return whether each tensor of an adapter is a unit of its own (FSDP1)."""
     return tuning.lora_rank > 0 and tuning.adapter_shards == "tensor"
