@@ -192,6 +192,9 @@ def rules(
     data: DataConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
+    adapted = model.has_experts and any(word == "experts" or "experts." in word for word in tuning.targets)
+    if tuning.lora_by_rows and not adapted:
+        yield wrong("lora_by_rows", ": no expert has an adapter; choose --lora-target experts, or leave it out")
     if not model.has_experts:
         for name, one in ExpertsConfig.options().items():
             if (value := getattr(experts, name)) != one.default and not one.follows:
@@ -224,12 +227,9 @@ def rules(
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
-    adapted = any(word == "experts" or "experts." in word for word in tuning.targets)
     cut_by = next((name for name in ("tp", "etp") if mesh.axes.size(name) > 1), "")
     if adapted and cut_by:
         yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose {cut_by} 1")
-    if tuning.lora_by_rows and not adapted:
-        yield wrong("lora_by_rows", ": no expert has an adapter; choose --lora-target experts, or leave it out")
     if tuning.lora_dropout and adapted:
         yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
