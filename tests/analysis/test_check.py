@@ -46,7 +46,11 @@ SLOW = (*SEARCHED, *TIMED, *LISTS, "table2.toml")
 QUICK = [name for name in FILES if name not in SLOW]
 SECONDS = (
     *("training.toml", "measured_megatron_peaks.toml", "activations_partitioned.toml"),
-    *(name for name in FILES if name.startswith(("measured_adapters", "measured_finetuning", "experts_m"))),
+    *(
+        name
+        for name in FILES
+        if name.startswith(("measured_adapters", "measured_finetuning", "experts_m", "experts_prime"))
+    ),
 )
 COUNTED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW + SECONDS else ()) for name in FILES if name not in LISTS

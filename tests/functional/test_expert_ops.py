@@ -80,6 +80,20 @@ def test_gradients_of_adapters_of_experts(transposed: bool) -> None:
     np.testing.assert_allclose(found, stack + 0.5 * (delta if transposed else delta.swapaxes(1, 2)), rtol=1e-13)
 
 
+def test_adapters_by_rows_add_what_a_merged_stack_computes() -> None:
+    counts, rng = (2, 0, 3), np.random.default_rng(3)
+    shapes = [(5, WIDE), (3, 4, WIDE), (3 * 2, WIDE), (4, 2 * 3)]
+
+    def by_rows(x: Tensor, stack: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return F.add_adapter(F.grouped_linear(x, stack, counts), x, a, b, counts, 0.5)
+
+    gradcheck(by_rows, shapes)
+    device = cpu()
+    x, stack, a, b = (tensor(rng.standard_normal(one), device, dtype="fp64") for one in shapes)
+    merged = F.grouped_linear(x, F.stack_with_adapter(stack, a, b, 0.5), counts)
+    np.testing.assert_allclose(by_rows(x, stack, a, b).numpy(), merged.numpy(), rtol=1e-12)
+
+
 def test_a_token_is_the_sum_of_its_experts() -> None:
     """Against one expert after the other, as transformers' modules compute it."""
     device, rng = cpu(), np.random.default_rng(6)

@@ -45,6 +45,14 @@ def test_the_function_is_the_same(model: str) -> None:
     assert np.array(between) == pytest.approx(np.array(after), rel=1e-5)
 
 
+def test_results_are_kept_in_the_dtype_that_weighs_them() -> None:
+    """A token's rows and their weights."""
+    for weighed, nbytes in ((None, 2), ("fp32", 4)):
+        config = RunConfig(model="llama", precision="bf16", weigh_dtype=weighed, **BASE)
+        (rows,) = [rows for unit, rows in plan(config).saved.items() if unit.endswith(".0")]
+        assert sum(row.nbytes for row in rows if row.op == "weigh") == nbytes * R * (H + 1)
+
+
 def test_a_plan_leaves_the_record_of_a_run() -> None:
     config = RunConfig(
         model="llama", recipe="megatron", precision="bf16", recompute="selective:mlp_act", **BASE | dict(steps=1)

@@ -29,6 +29,7 @@ SP: dict[str, Any] = dict(tp=2, sequence_parallel=True)
 FOUR: dict[str, Any] = dict(ranks=4, ep=2, stage=3)
 PIPE: dict[str, Any] = dict(ranks=4, pp=2, ep=2, stage=1, accumulate=3)
 GATHER = dict(dispatcher="allgather")
+ROWS: dict[str, Any] = dict(lora_rank=2, lora_target="experts,q", lora_alpha=6.0, lora_by_rows=True)
 
 
 def fields(of: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +72,10 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "activations on the host": ({}, dict(FOUR, offload_activations=True)),
     "buckets": ({}, dict(FOUR, stage=1, bucket_bytes=512)),
     "lora": (dict(lora_rank=2), FOUR),
+    "lora of experts": (dict(lora_rank=2, lora_target="experts"), FOUR),
+    "lora of experts, by rows": (dict(ROWS, clip_norm=0.05), dict(FOUR, recompute="full")),
+    "lora of experts, by rows of tensors": (ROWS, dict(FOUR, recipe="fsdp2")),
+    "weighed in fp32": (dict(weigh_dtype="fp32"), dict(FOUR, recompute="full", **GATHER)),
     "fsdp2": ({}, dict(FOUR, recipe="fsdp2")),
     "deepspeed": (dict(clip_norm=1.0), dict(FOUR, recipe="deepspeed")),
     "megatron": ({}, dict(ranks=8, ep=2, stage=1, recipe="megatron", **SP)),
@@ -96,11 +101,12 @@ def test_shapes_leave_the_record_of_a_run(way: str, routing: str) -> None:
 
 
 ON_HOST = dict(FOUR, offload="optimizer=host,params=host")
+KEPT = dict(FOUR, upcast_grads=True, keep_upcast=True)
 ADAMS = ("adamw", "muon", "adam8bit", "lion", "sophia", "adagrad")
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("on", [*(dict(FOUR, optimizer=name) for name in ADAMS), ON_HOST], ids=str)
+@pytest.mark.parametrize("on", [*(dict(FOUR, optimizer=name) for name in ADAMS), ON_HOST, KEPT], ids=str)
 def test_every_optimizer_has_experts(on: dict[str, Any]) -> None:
     config = RunConfig(**{**LLAMA, **on, "precision": "bf16", "routing": "zipf:1"})
     check(config, plan(config, cluster=CLUSTER))
@@ -115,6 +121,19 @@ def test_stages_partitions_and_recompute_change_no_bit(on: dict[str, Any]) -> No
     first, *others = [run(RunConfig(**{**LLAMA, **of, **on, "stage": s, "partition": how})) for s, how in ways]
     others += [run(RunConfig(**{**LLAMA, **of, **on, "stage": 3, "recompute": how})) for how in ("full", "selective")]
     assert any(step.grad_norm > 0.5 for step in first.steps)
+    for other in others:
+        assert_same_training(other, first)
+
+
+@pytest.mark.bits
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("of", [ROWS, dict(lora_rank=2, weigh_dtype="fp32")], ids=str)
+def test_adapters_have_equal_bits_at_every_stage(of: dict[str, Any]) -> None:
+    """Also where shards of the frozen base are fp32, and cast at each gather."""
+    base = {**LLAMA, "precision": "bf16", "ranks": 4, "ep": 2, **of}
+    first, *others = [run(RunConfig(**{**base, "stage": stage})) for stage in range(4)]
+    others.append(run(RunConfig(**{**base, "stage": 3, "cast_shards": True, "frozen_fp32": True})))
+    assert first.losses[1] != first.losses[0]
     for other in others:
         assert_same_training(other, first)
 
@@ -218,6 +237,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "fuller than full": (dict(routing="fullest:4.5"), "4 times the mean; choose 4 or less"),
     "a file": (dict(routing="measured:nowhere.json"), "cannot read nowhere.json: No such file or directory"),
     "no room": (dict(capacity_factor=0.1), "0.1: no room for one token; an even choice gives an expert 8; choose 0.13"),
+    "adapters": (dict(lora_rank=2, lora_target="experts", etp=2), "adapters of experts are whole; choose etp 1"),
+    "weighed": (dict(recipe="megatron", weigh_dtype="fp32"), "weights do not multiply experts' results here; leave it"),
+    "rows": (dict(lora_rank=2, lora_by_rows=True), "lora_by_rows: no expert has an adapter; choose --lora-target exp"),
     "drops": (dict(ranks=4, ep=2, capacity_factor=1.0, **GATHER), "tokens are dropped before they are sent"),
 }
 

@@ -51,6 +51,7 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=2, stage=3, adapter_dtype="fp32", recompute="selective:layernorm", lora_target="all-linear"),
     GPT | dict(ranks=4, stage=3, adapter_dtype="fp32", dp_replicate=2, recipe="fsdp2"),
     GPT | dict(ranks=2, stage=3, recipe="fsdp1", accumulate=2),
+    LLAMA | dict(ranks=3, stage=3, recipe="fsdp2", frozen_fp32=True, recompute="full"),
     LLAMA | dict(ranks=2, stage=3, base="nf4", whole_scales=True, gather="module", lora_target="all-linear"),
     GPT | dict(ranks=4, stage=3, base="nf4", whole_scales=True, tp=2, recompute="full"),
     GPT | dict(ranks=2, stage=3, base="nf4", recipe="fsdp2"),

@@ -7,8 +7,8 @@ from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.states import N
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import owns_units
-from zerosim.config.parts.tuning import are_whole, has_whole_scales, stores_codes
-from zerosim.dtypes import dtype
+from zerosim.config.parts.tuning import are_whole, casts_frozen, has_whole_scales, stores_codes
+from zerosim.dtypes import compute_dtype, dtype
 
 
 def operations(config: RunConfig) -> tuple[str, str]:
@@ -25,7 +25,8 @@ def frozen_of(config: RunConfig) -> formulas.Frozen | None:
     is_coded = stores_codes(config.tuning)
     if is_coded is None:
         return None
-    tuning, each = config.tuning, dtype(config.precision.stored).itemsize
+    tuning, stored = config.tuning, dtype(config.precision.stored)
+    each = (compute_dtype(stored) if casts_frozen(tuning) else stored).itemsize
     return formulas.Frozen(each, is_coded, has_whole_scales(tuning), are_whole(tuning))
 
 

@@ -27,7 +27,6 @@ from zerosim.functional.experts import combine as combine
 from zerosim.functional.experts import dispatch as dispatch
 from zerosim.functional.experts import grouped_linear as grouped_linear
 from zerosim.functional.experts import row_weights as row_weights
-from zerosim.functional.experts import stack_with_adapter as stack_with_adapter
 from zerosim.functional.experts import weigh as weigh
 from zerosim.functional.head_layer_norm import head_layer_norm as head_layer_norm
 from zerosim.functional.head_norm import head_norm as head_norm
@@ -35,6 +34,8 @@ from zerosim.functional.latent import columns as columns
 from zerosim.functional.latent import latent_heads as latent_heads
 from zerosim.functional.linear import linear as linear
 from zerosim.functional.linear import packed_linear as packed_linear
+from zerosim.functional.lora_stacks import add_adapter as add_adapter
+from zerosim.functional.lora_stacks import stack_with_adapter as stack_with_adapter
 from zerosim.functional.loss import cross_entropy as cross_entropy
 from zerosim.functional.loss import cross_entropy_sum as cross_entropy_sum
 from zerosim.functional.norm import layer_norm as layer_norm

@@ -16,7 +16,9 @@ from math import prod
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, VECTOR, KernelWork, work_of
+from zerosim.dtypes import DType
 from zerosim.errors import InputError
+from zerosim.functional.cast import cast
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
 from zerosim.functional.router import Routing
 from zerosim.tensor.discarded import Readable, held
@@ -77,59 +79,6 @@ def combine(rows: Tensor, routing: Routing, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class WithAdapter:
-    """Saves handles of A and B."""
-
-    a: Operand
-    b: Operand
-    scale: float
-    experts: int
-    transposed: bool
-
-    def backward(self, grad: Buffer) -> Grads:
-        device, k = grad.device, grad.device.backend
-        left, right = self.factors()
-        dstack = grad.array if self.transposed else grad.array.swapaxes(1, 2)
-        da, db = self.a.new_grad(), self.b.new_grad()
-        into_b, into_a = _by_expert(da.array, db.array, self.experts)
-        flops = 2 * grad.numel * right.shape[1]
-        device.kernel(flops, k.matmul, left.swapaxes(1, 2), dstack, into_a)
-        device.kernel(flops, k.matmul, dstack, right.swapaxes(1, 2), into_b)
-        for own in (da, db):
-            device.kernel(own.numel, k.multiply, own.array, self.scale, own.array)
-        return grad, da, db
-
-    def factors(self) -> tuple[Array, Array]:
-        """Return B (E, O, r) and A (E, r, I)."""
-        return _by_expert(self.a.array, self.b.array, self.experts)
-
-
-def _by_expert(a: Array, b: Array, experts: int) -> tuple[Array, Array]:
-    """View b (O, r E) as (E, O, r), and a (E r, I) as (E, r, I)."""
-    return b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1), a.reshape(experts, -1, a.shape[1])
-
-
-def stack_with_adapter(stack: Operand, a: Operand, b: Operand, scale: float, *, transposed: bool = True) -> Tensor:
-    """Return a stack plus scale times each expert's B A: a copy of all experts' maps, kept for backward.
-
-    Shapes: stack and result (E, O, I), or (E, I, O) unless `transposed`; a (E r, I), b (O, r E). Source: peft 0.21,
-    tuners/lora/layer.py, ParamWrapper.
-    """
-    device, k = stack.device, stack.device.backend
-    out, values, rule = (
-        device.alloc(stack.shape, stack.dtype, Kind.ACTIVATION),
-        stack.buffer,
-        WithAdapter(a, b, scale, stack.shape[0], transposed),
-    )
-    left, right = rule.factors()
-    into = out.array if transposed else out.array.swapaxes(1, 2)
-    device.kernel(2 * out.numel * right.shape[1], k.matmul, left, right, into)
-    device.kernel(out.numel, k.multiply, out.array, scale, out.array)
-    device.kernel(out.numel, k.add, out.array, values.array, out.array)
-    return apply(rule, out, stack, a, b, op=layer_of(a, "lora_A"), saved={"merged": out})
-
-
-@dataclass(frozen=True, slots=True)
 class Weigh:
     """Saves rows and weights."""
 
@@ -143,8 +92,11 @@ class Weigh:
         return drows, dweights
 
 
-def weigh(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return each row times its weight. Shapes: rows and result (..., D), of R rows, weights (R, 1)."""
+def weigh(rows: Tensor, weights: Tensor, dtype: DType | None = None) -> Tensor:
+    """Return each row times its weight, by way of `dtype` if it is given: then a copy of the rows in it is kept.
+    Shapes: rows and result (..., D), of R rows, weights (R, 1)."""
+    if dtype not in (None, rows.dtype):
+        return cast(weigh(cast(rows, dtype), cast(weights, dtype)), rows.dtype)
     out = like(rows)
     rows.device.kernel(
         out.numel, rows.device.backend.weigh_rows, rows_of(rows.array), weights.array, rows_of(out.array)
@@ -180,7 +132,7 @@ class Grouped:
             values = self.stack.buffer
             across = values.array if self.transposed else values.array.swapaxes(1, 2)
             shape = grad.shape[0], grad.shape[1], dx.shape[1], len(self.counts)
-            work = _work(GROUPED_DGRAD, shape, grad.array, across, dx.array)
+            work = grouped_work(GROUPED_DGRAD, shape, grad.array, across, dx.array)
             device.kernels((work,), k.grouped, grad.array, across, self.counts, dx.array)
             del values, across
 
@@ -189,7 +141,7 @@ class Grouped:
             dstack, _beside = self.stack.new_grad(), self._beside(device)
             left, right = (grad.array, self.x.array) if self.transposed else (self.x.array, grad.array)
             shape = left.shape[1], left.shape[0], right.shape[1], len(self.counts)
-            work = _work(GROUPED_WGRAD, shape, left, right, dstack.array)
+            work = grouped_work(GROUPED_WGRAD, shape, left, right, dstack.array)
             device.kernels((work,), k.grouped_wgrad, left, right, self.counts, self.grad_scale, dstack.array)
             return dstack
 
@@ -239,7 +191,7 @@ def grouped_linear(
                          f"{len(counts)} experts")  # fmt: skip
     device, out, values = x.device, like(x, x.shape[0], wide), stack.buffer
     matrices = values.array.swapaxes(1, 2) if transposed else values.array
-    work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
+    work = grouped_work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, counts, out.array)
     del values, matrices
     if bias is not None:
@@ -254,7 +206,7 @@ def grouped_linear(
     return apply(rule, out, x, stack, *more, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
 
 
-def _work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:
+def grouped_work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:
     """Return the work of one product of all experts' rows, however they divide: (M, K) by (K, N), and the experts."""
     rows, inner, wide, _ = shape
     return work_of("grouped", 2 * rows * inner * wide, arrays)._replace(name=name, shape=shape)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
+from zerosim.dtypes import compute_dtype
 from zerosim.nn.context import LayerContext
 from zerosim.nn.experts_router import Router, router_map
 from zerosim.nn.lora import in_autocast
-from zerosim.nn.lora_stacks import reads_of
+from zerosim.nn.lora_stacks import AdaptedStack
 from zerosim.placement.block import Experts, Role
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
@@ -52,8 +54,8 @@ class ExpertsLayer:
                 at = here / row.shared_gate
                 self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
 
-    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Callable[[], Operand]:
-        """Declare the first or the last map of all experts. Return how it is read."""
+    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> AdaptedStack:
+        """Declare the first or the last map of all experts."""
         is_first, sizes = place == "columns", here.sizes
         outputs = 1 if self.row.layout == "out_in" else 2
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
@@ -62,7 +64,7 @@ class ExpertsLayer:
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
         stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
-        return reads_of(at, stack, inner, wide, transposed=self.row.layout == "out_in")
+        return AdaptedStack(at, stack, inner, wide, transposed=self.row.layout == "out_in")
 
     def _biases(self, here: LayerContext, last: bool, wide: int) -> Parameter | None:
         """Declare the biases of all experts' first or `last` maps, if they have some. Of the last ones a rank that has
@@ -96,7 +98,10 @@ class ExpertsLayer:
         del weights, chosen
         self.router.note(x.device, way)
         rows = self._maps(rows, way.counts, of_rows if inside else None)
-        return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
+        wide = None if self.here.experts.weigh_dtype is None else compute_dtype(x.dtype)
+        return self.experts.combine(
+            way, rows, None if inside else partial(F.weigh, weights=of_rows, dtype=wide), x.shape
+        )
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them.
@@ -104,7 +109,7 @@ class ExpertsLayer:
         Megatron's kernel computes a gated function and weighs its result at once: it saves what the function read.
         """
         run, given = self.policy.run, rows.dtype
-        up, down = self.up(), self.down()
+        up, down = self.up.read(), self.down.read()
         biases: list[Operand] = [one for one in self.biases if one is not None]
         product = partial(
             F.grouped_linear,
@@ -118,7 +123,12 @@ class ExpertsLayer:
         of_up, of_down = biases or (None, None)
         if weights is not None and self.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        into = partial(product, stack=up, bias=of_up)
+
+        def adapted(rows: Tensor, of: AdaptedStack, **how: Any) -> Tensor:
+            y = product(rows, **how)
+            return y if of.beside is None else of.beside(y, rows, counts)
+
+        into = partial(adapted, of=self.up, stack=up, bias=of_up)
         of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
         rows = of_act(run(self.part, into, rows))
         if weights is not None:
@@ -127,7 +137,7 @@ class ExpertsLayer:
         first = 0
         if of_down is not None and of_down.shape[1] * size == self.hidden:
             first = index * of_down.shape[1]
-        return F.cast(product(rows, stack=down, bias=of_down, first=first), given)
+        return F.cast(adapted(rows, self.down, stack=down, bias=of_down, first=first), given)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:

@@ -189,6 +189,10 @@ class Way(Noted, Protocol):
     def counts(self) -> tuple[int, ...]: ...
 
 
+Weigh = Callable[[Tensor], Tensor]
+"""Multiplies each row by its weight."""
+
+
 class WholeExperts:
     """Experts on one rank: all of them are here, and rows go nowhere."""
 
@@ -200,6 +204,11 @@ class WholeExperts:
         """Return the keywords for `declare` of a stack of this whole shape: (E, O, I), one matrix for each expert, or
         (E, O). `maps` cut the experts' width, which is dim `of`, in `parts` equal ones side by side."""
         return {"splits": maps.split(shape, of, parts=parts)}
+
+    def adapters(self, shape: tuple[int, ...], dim: int, parts: int) -> dict[str, Any]:
+        """Return the keywords for `declare` of experts' adapters of this whole shape: in each of `parts` of dim `dim`
+        are all experts' in turn."""
+        return {}
 
     def width_of(self, maps: WholeMaps) -> tuple[int, int]:
         """Return how many ranks cut an expert's width, and which of them this one is."""
@@ -215,9 +224,9 @@ class WholeExperts:
         way = chosen.routing()
         return way, F.dispatch(x, way), F.row_weights(weights, way)
 
-    def combine(self, way: Any, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """Bring results the same way back. Return each token's sum of them, with these weights, in this shape."""
-        return F.combine(rows if weights is None else F.weigh(rows, weights), way, shape)
+    def combine(self, way: Any, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...]) -> Tensor:
+        """Bring results the same way back, and weigh them. Return each token's sum of them, in this shape."""
+        return F.combine(rows if weigh is None else weigh(rows), way, shape)
 
 
 WHOLE_EXPERTS = WholeExperts()

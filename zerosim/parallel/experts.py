@@ -27,7 +27,7 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.experts import rows_by_rank
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.router import Chosen, Routing, read_counts, sort_rows
-from zerosim.nn.group import WholeExperts, WholeMaps
+from zerosim.nn.group import Weigh, WholeExperts, WholeMaps
 from zerosim.parallel.experts_rows import back_again, exchanged, gathered, moved, scattered
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.tensor import PURPOSE
@@ -92,6 +92,9 @@ class Cut(WholeExperts):
         by_width = Split(by_expert.local_shape, of, self.tensor, parts, axis="etp")
         return {"splits": (by_expert, by_width), "axes": EXPERT_STATES}
 
+    def adapters(self, shape: tuple[int, ...], dim: int, parts: int) -> dict[str, Any]:
+        return {"splits": (Split(shape, dim, self.size, parts, axis="ep"),), "axes": EXPERT_STATES}
+
     def width_of(self, maps: WholeMaps) -> tuple[int, int]:
         return self.tensor, self.tensor_index
 
@@ -107,7 +110,7 @@ class Exchanging(Cut):
         rows, of_rows = self._sent(F.dispatch(x, trip.home), trip), F.row_weights(weights, trip.home)
         return trip, rows, self._sent(of_rows, trip) if inside else of_rows
 
-    def combine(self, way: Trip, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    def combine(self, way: Trip, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...]) -> Tensor:
         members = self.members
         if way.order:
             rows = moved(rows, *back_again(way.chunks, way.order))
@@ -115,7 +118,7 @@ class Exchanging(Cut):
             rows = scattered(members.etp, rows, way.held)
         if self.size > 1:
             rows = exchanged(members.ep, rows, way.received, way.sent)
-        return super().combine(way.home, rows, weights, shape)
+        return super().combine(way.home, rows, weigh, shape)
 
     def _sent(self, rows: Tensor, trip: Trip) -> Tensor:
         if self.size > 1:
@@ -206,7 +209,7 @@ class AllGathered(Cut):
         way = Routing(ids, found.order[start : start + sum(own)], top_k, own, of_tokens)
         return way, F.dispatch(x, way), F.row_weights(weights, way)
 
-    def combine(self, way: Routing, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    def combine(self, way: Routing, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...]) -> Tensor:
         comm = self.members.both
-        sums = super().combine(way, rows, weights, (way.ids.shape[0], shape[-1]))
+        sums = super().combine(way, rows, weigh, (way.ids.shape[0], shape[-1]))
         return scattered(comm, sums, (sums.shape[0] // comm.size,) * comm.size).reshape(*shape)

@@ -68,7 +68,8 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
 
     def shards(updater: Updater) -> Shards:
         assert place.groups is not None
-        balance.scale = lambda: updater.control.loss_scale
+        control = updater.control  # alone: layers that held the updater would keep its buffers
+        balance.scale = lambda: control.loss_scale
         inner = before(updater)
         if not balance.rate:
             return inner

@@ -41,10 +41,10 @@ def zero_rows(
     }
 
 
-def frozen(rows: Rows) -> Rows:
-    """Return the rows of a frozen buffer: it has no gradient and no optimizer state, so no master either from
-    which parameters could be cast for a use."""
-    return {"param": replace(rows["param"], lives="always")}
+def frozen(rows: Rows, *, casts: bool = False) -> Rows:
+    """Return the rows of a frozen buffer: it has no gradient and no optimizer state. Without `casts` it has no fp32
+    shard either from which parameters could be cast for a use."""
+    return {"param": rows["param"] if casts else replace(rows["param"], lives="always")}
 
 
 def rows_said(rows: Rows, *, keeps_params: bool | None, keeps_grads: bool | None) -> Rows:

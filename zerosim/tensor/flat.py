@@ -11,7 +11,7 @@ from typing import Any
 
 from zerosim.device.copies import put, write
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.dtypes import DType
+from zerosim.dtypes import DType, fp32
 from zerosim.placement.formats import Format
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
@@ -34,7 +34,7 @@ class Flat(GradAccumulator):
     param        the whole, while resident: PARAM if every rank stores it, UNSHARDED_PARAM if it is gathered for use
     scales       of codes, where they are whole on every rank and the codes are not
     param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer; None if the master is cast at each use
-    master       fp32 copy of the local slice, for half types
+    master       fp32 copy of the local slice, for half types; of frozen parameters, where they are cast at each use
     states       the optimizer's states of the local slice, by name
     kept         what maps of its weights keep from step to step
 
@@ -80,6 +80,9 @@ class Flat(GradAccumulator):
             self.param_shard = self.own_window(self.param)
         elif row.lives != "use":
             self.param_shard = self._alloc_param(self.own, row.memory)
+        elif not self.spec.is_trained:  # a trained one's master is allocated with its states
+            self.master = self.device.alloc((self.own.size,), fp32, Kind.PARAM, padding=self.own_padding)
+            self._zero(self.master.array)
 
     def place_scales(self) -> None:
         """Allocate scales that are apart from their codes."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
 from zerosim.config import RunConfig
-from zerosim.config.parts.tuning import row_of
+from zerosim.config.parts.tuning import casts_frozen, row_of
 from zerosim.device.device import Device
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
@@ -39,14 +39,14 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None) -> RowsOf:
     rows = made.rows(stage, exchange.partition)
     if strategy is not None:
         rows = rows_said(rows, keeps_params=strategy.keeps_params, keeps_grads=strategy.keeps_grads)
-    trained, held = {**rows, **exchange.states}, frozen(rows)
-    between = dict[int, Rows]()  # by a row's elements
+    trained, held = {**rows, **exchange.states}, frozen(rows, casts=casts_frozen(config.tuning))
+    between = dict[tuple[int, tuple[str, ...]], Rows]()  # by a row's elements, and the axes
 
     def of_flat(flat: FlatSpec) -> Rows:
         if not flat.is_trained:
             return cut_over(held, flat.axes)
         if row := row_of(config.tuning, flat):
-            return between.setdefault(row, cut_between(trained, row))
+            return between.setdefault((row, flat.axes), cut_between(cut_over(trained, flat.axes), row))
         return {**cut_over(trained, flat.axes), **made.beside(flat)}
 
     return of_flat

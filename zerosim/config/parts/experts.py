@@ -90,7 +90,10 @@ class ExpertsConfig(Part):
         False, "experts' weights multiply what is between an expert's maps, not its results, so they travel with the "
         "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
-
+    weigh_dtype: str | None = option(
+        None, "experts' results are cast to fp32 to be weighed, and backward reads the copy (torchtitan, prime-rl)",
+        choices=("fp32",), shown="their own",
+    )  # fmt: skip
     experts_kernel: str = option(
         "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
         "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
@@ -189,6 +192,9 @@ def rules(
     data: DataConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
+    adapted = model.has_experts and any(word == "experts" or "experts." in word for word in tuning.targets)
+    if tuning.lora_by_rows and not adapted:
+        yield wrong("lora_by_rows", ": no expert has an adapter; choose --lora-target experts, or leave it out")
     if not model.has_experts:
         for name, one in ExpertsConfig.options().items():
             if (value := getattr(experts, name)) != one.default and not one.follows:
@@ -203,6 +209,8 @@ def rules(
     if word == "fullest" and float(times) > (most := model.all_on_one):
         why = f"an expert that all tokens choose has {most:.4g} times the mean; choose {floor(100 * most) / 100:g}"
         yield wrong("routing", f" {experts.routing!r}: {why} or less")
+    if experts.weigh_dtype and (row := model.decoder.block.mlp.experts) and experts.applied(row) != "results":
+        yield wrong("weigh_dtype", " 'fp32': weights do not multiply experts' results here; leave it out")
     if experts.capacity_factor is None:
         for name in ("token_drop", "pad_to_capacity"):
             if value := getattr(experts, name):
@@ -219,9 +227,10 @@ def rules(
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
-    if mesh.tp > 1 and tuning.lora_rank and any(word == "experts" or "experts." in word for word in tuning.targets):
-        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose tp 1")
-    if tuning.lora_dropout and any(word == "experts" or "experts." in word for word in tuning.targets):
+    cut_by = next((name for name in ("tp", "etp") if mesh.axes.size(name) > 1), "")
+    if adapted and cut_by:
+        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose {cut_by} 1")
+    if tuning.lora_dropout and adapted:
         yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")

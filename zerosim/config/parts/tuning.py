@@ -35,6 +35,10 @@ class TuningConfig(Part):
         "several patterns; '!PATTERN' trains the parameters after all. With --lora-rank all parameters except adapters "
         "are frozen from the start", metavar="PATTERN,...", shown="none",
     )  # fmt: skip
+    frozen_fp32: bool = option(
+        False, "with --cast-shards: shards of frozen parameters are fp32 too, and are cast at each gather (FSDP2's "
+        "mixed precision over a model of fp32)", stages=(3,),
+    )  # fmt: skip
     lora_rank: int = option(
         0, "train adapters of this rank beside frozen linear maps (LoRA); 0: none", low=0, high=10**5, metavar="R",
         also=("--lora-r",),
@@ -48,6 +52,10 @@ class TuningConfig(Part):
         also=("--lora-target-modules",),
     )  # fmt: skip
     lora_dropout: float = option(0.0, "probability of dropping an element of an adapter's input", below=1, metavar="P")
+    lora_by_rows: bool = option(
+        False, "adapters of experts' stacks are two narrow products more of each row, grouped by expert (prime-rl). "
+        "Without it they are added to a copy of the stack, as PEFT's target_parameters are"
+    )  # fmt: skip
     adapter_dtype: str | None = option(
         None, "compute adapters as PEFT does, in this dtype. fp32 (PEFT's default beside a half-precision base) has no "
         "masters, and keeps an fp32 copy of each target's input", choices=("fp32", "bf16", "fp16"),
@@ -104,7 +112,7 @@ class TuningConfig(Part):
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
             raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
-        for name in ("fused_lora", "prepare_kbit", "bnb_saves_input"):
+        for name in ("lora_by_rows", "fused_lora", "prepare_kbit", "bnb_saves_input"):
             if getattr(self, name):
                 raise wrong(name, ": there are no adapters; choose a lora_rank")
 
@@ -154,6 +162,11 @@ ALL_TRAINED = TuningConfig()
 def stores_codes(tuning: TuningConfig) -> bool | None:
     """Return whether frozen weights are stored as codes; None if all are trained."""
     return tuning.base is not None if tuning.is_on else None
+
+
+def casts_frozen(tuning: TuningConfig) -> bool:
+    """Return whether shards of frozen parameters are fp32, and are cast at each gather."""
+    return tuning.frozen_fp32
 
 
 def are_units(tuning: TuningConfig) -> bool:

@@ -62,6 +62,10 @@ def dtype_rules(
         yield wrong("autocast", f" {tuning.autocast!r}: only fp32 adapters are cast; add adapter_dtype fp32")
     elif tuning.autocast not in (None, stored):
         yield wrong("autocast", f" {tuning.autocast!r}: the base is {stored}; choose {stored}", beside="precision")
+    if tuning.frozen_fp32 and not (tuning.is_on and gathering.cast_shards and precision.has_masters):
+        yield wrong("frozen_fp32", ": no frozen shard is cast; choose a lora_rank, cast_shards and precision bf16")
+    elif tuning.frozen_fp32 and tuning.base is not None:
+        yield wrong("frozen_fp32", f": base {tuning.base} stores codes; leave one of them out")
     if tuning.prepare_kbit and not (tuning.base and tuning.autocast):
         yield wrong("prepare_kbit", ": it is for 4-bit maps under autocast; add base nf4 and autocast bf16")
     if tuning.bnb_saves_input and (tuning.base is None or mesh.pp > 1 or mesh.tp > 1):
