@@ -12,13 +12,14 @@ from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.experts import DROPLESS, ExpertsConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.mtp import NO_FURTHER, MtpConfig
-from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, format_of, trained_dtype
+from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, format_of, tells_apart, trained_dtype
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype, fp32
 from zerosim.functional.lora import Casts
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
 from zerosim.nn import Tensors, Unit
+from zerosim.nn.alike import alike
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
@@ -80,6 +81,7 @@ class Builder:
     casts       holds adapters' weights that autocast has cast
     experts     how tokens get to experts
     mtp         the blocks that predict further tokens
+    builds_all  every block has its layers; else only the first of its kind (`nn/alike.py`)
     """
 
     sizes: ModelConfig
@@ -102,6 +104,7 @@ class Builder:
     casts: Casts | None = None
     experts: ExpertsConfig = DROPLESS
     mtp: MtpConfig = NO_FURTHER
+    builds_all: bool = True
 
     def buffer(self, name: str, module: str, kind: str, axes: tuple[str, ...]) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`), whose states are cut over `axes`."""
@@ -149,8 +152,18 @@ class Builder:
     ) -> list[Unit]:
         """Build units `names`.0 .. `names`.L-1, which read these asides, wrapped."""
         count = self.sizes.layers if own is None else self.sizes.depths[-1]
-        units = {i: self.unit(f"{names}.{i}", block, prefix, i, own, reads=reads) for i in self.numbers(names, count)}
+        units, first = dict[int, Unit](), dict[object, Unit]()
+        for i in self.numbers(names, count):
+            like = first.get(kind := self._kind(i))
+            new = like and alike(like, f"{names}.{i}")
+            units[i] = new or first.setdefault(kind, self.unit(f"{names}.{i}", block, prefix, i, own, reads=reads))
         return [self.wrap(i, unit) for i, unit in units.items()]
+
+    def _kind(self, number: int) -> object:
+        """Return what tells blocks apart whose layers are built: their own numbers where all are, where names decide
+        what is trained, and where maps keep something from step to step."""
+        is_own = self.builds_all or tells_apart(self.tuning) or self.group.products(number) is not None
+        return number if is_own else self.sizes.kind(number)
 
     def numbers(self, names: str, count: int) -> Sequence[int]:
         """Return the numbers of the blocks to build, of `count` in the model, called `names`."""

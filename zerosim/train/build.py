@@ -38,7 +38,7 @@ class Whole(NamedTuple):
 
 def declare(config: RunConfig) -> Whole:
     """Declare the whole model of a run. Raises: InputError if its buffers do not suit the configuration."""
-    model = build_model(config, Device(0, make_backend("meta")))
+    model = build_model(config, Device(0, make_backend("meta")), builds_all=False)
     check_model(config, model)
     model.reach({flat.name for flat in model.flats if flat.spec.is_trained})
     return Whole(model, layout_of(config, model))
@@ -74,13 +74,15 @@ def build_rank(
     mesh, groups = config.mesh.axes, Groups(config.mesh.axes, ctx.comm)
     place = Place(ctx.rank, groups)
     made = pieces_of(config, place)
+    builds_all = repeats is None or not made.repeats
     if repeats is not None and made.repeats:
         made = repeating(made, config, ctx, repeats)
     made = activations.retaining(made, config)
     chunks = stage_chunks(config, declared)[mesh.index(ctx.rank, "pp")]
     only = {declared.units[i].name for chunk in chunks for i in chunk}
     first = mesh.index(ctx.rank, *DATA) * config.data.accumulate
-    model = build_model(config, ctx.device, made, first_micro_batch=first, only=only).cut(declared, chunks)
+    model = build_model(config, ctx.device, made, first_micro_batch=first, only=only, builds_all=builds_all)
+    model = model.cut(declared, chunks)
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
     layout = layout if make_strategy is None else layout_of(config, declared, strategy)
     strategy.join(groups, layout, config.grads, made.shards(updater))

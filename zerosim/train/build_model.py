@@ -29,8 +29,10 @@ def build_model(
     first_micro_batch: int = 0,
     only: Collection[str] | None = None,
     flats: Flats = FLATS,
+    builds_all: bool = True,
 ) -> Model:
     """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these.
+    Unless it `builds_all`, only the first block of a kind can run.
 
     Without a rank's pieces it has the first tensor-parallel rank's cut. Then it cannot run if the run has such a group.
     """
@@ -57,5 +59,6 @@ def build_model(
         made.casts,
         config.experts,
         config.mtp,
+        builds_all,
     )
     return BUILDERS[config.model.family](new)

@@ -169,6 +169,11 @@ def casts_frozen(tuning: TuningConfig) -> bool:
     return tuning.frozen_fp32
 
 
+def tells_apart(tuning: TuningConfig) -> bool:
+    """Return whether parameters of the same place in two blocks may differ: names decide what is trained."""
+    return tuning.is_on
+
+
 def are_units(tuning: TuningConfig) -> bool:
     """Return whether each tensor of an adapter is a unit of its own (FSDP1)."""
     return tuning.lora_rank > 0 and tuning.adapter_shards == "tensor"
