@@ -17,6 +17,7 @@ class Groups:
         self._world, self._rank = world, world.device.rank
         self._made: dict[tuple[str, ...], Comm] = {}
         self._parts: dict[tuple[str, int], Comm] = {}
+        self._replicas: dict[tuple[str, ...], Comm | None] = {}
 
     def __call__(self, *axes: str) -> Comm:
         """Return the group along these axes, the same Comm for equal ones. A group of one member sends nothing."""
@@ -29,8 +30,10 @@ class Groups:
 
     def replicas(self, *axes: str) -> Comm | None:
         """Return the ranks that hold this one's part of a buffer cut over these axes; None if no other rank does."""
-        rest = without((*DATA, *SHARES), axes)
-        return self(*rest) if self.mesh.size(*rest) > 1 else None
+        if axes not in self._replicas:
+            rest = without((*DATA, *SHARES), axes)
+            self._replicas[axes] = self(*rest) if self.mesh.size(*rest) > 1 else None
+        return self._replicas[axes]
 
     def ends(self, axis: str) -> Comm | None:
         """Return the group of the first and the last rank along an axis; None for the ranks between them."""

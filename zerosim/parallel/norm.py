@@ -62,12 +62,13 @@ def norm_rows(
     stage, most = mesh.index(rank, "pp"), max([mesh.size(*flat.cut_axes) for flat in layout.flats.values()])
     units = dict.fromkeys(flat.unit for flat in layout.flats.values())
     places = {unit: place for place, unit in enumerate(units)}
-    rows: list[NormRow | None] = []
+    rows, firsts = list[NormRow | None](), dict[tuple[tuple[str, ...], ...], bool]()  # which copies count, by axes
     for flat in flats:
-        axes = flat.spec.cut_axes
-        copies = flat.held.axes if once else without(layout.trained_axes, (*flat.held.axes, *axes))
-        counts = layout.is_counted(stage, flat.name) and not mesh.index(rank, *copies)
+        held, axes = flat.held.axes, flat.spec.cut_axes
+        if (held, axes) not in firsts:
+            firsts[held, axes] = not mesh.index(rank, *(held if once else without(layout.trained_axes, (*held, *axes))))
+        counts = firsts[held, axes] and layout.is_counted(stage, flat.name)
         row, is_cut = places[flat.spec.unit] * most + mesh.index(rank, *axes), mesh.size(*axes) > 1
         counted = partial(WeightSpec.counts, mesh=mesh, rank=rank, axes=axes) if is_cut else None
-        rows.append(NormRow(row, counted, mesh.size(*flat.held.axes)) if counts else None)
+        rows.append(NormRow(row, counted, mesh.size(*held)) if counts else None)
     return rows, len(places) * most
