@@ -72,9 +72,6 @@ def wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
 
 
 EXAMINATION = Examination(
-    "slices",
-    "N consecutive slices of equal length that cover numel and are as short as possible",
-    f"{len(SIZES)} sizes, every rank",
     _sizes,
     _ask,
     _words,

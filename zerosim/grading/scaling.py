@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
 from zerosim.tensor.float8_codes import E4M3, codes_of, values_of
 
@@ -16,7 +16,7 @@ _STEP = 2.0**-9
 """The smallest number of e4m3 above 0, and the gap between numbers that lose digits."""
 
 
-def _matrices(seed: int) -> list[tuple[Any, ...]]:
+def matrices(seed: int) -> list[tuple[Any, ...]]:
     random, found = np.random.default_rng(46 + seed), []
     for words, (rows, columns), (high, wide), sizes in (
         ("one block", (4, 8), (4, 8), (1.0,)),
@@ -51,7 +51,7 @@ def _blocks(values: Any, block: tuple[int, int]) -> Any:
     return cut.transpose(0, 2, 1, 3).reshape(rows // high, columns // wide, high * wide)
 
 
-def _wrong_scales(asked: str, values: Any, block: tuple[int, int], came: Any) -> Wrong | None:
+def wrong_scales(asked: str, values: Any, block: tuple[int, int], came: Any) -> Wrong | None:
     blocks, scales = _blocks(values, block), np.asarray(came)
     if scales.dtype.kind != "f" or scales.shape != blocks.shape[:2]:
         words = f"{asked}: {shown(came)[:40]} is {scales.dtype} {scales.shape}, expected floats {blocks.shape[:2]}"
@@ -130,5 +130,3 @@ _ZEROS = "0 / 0 is nan: a block of zeros needs a scale too, and any positive one
 _POSITIVE = "a scale is a positive, finite number: values are divided by it"
 _INVERTED = "that is one over the scale: values are divided by it, and the largest must become 448"
 _OTHER = "that is the scale of another block: each block has its own largest magnitude"
-
-SCALES = by_calls("scales", "nothing saturates, and small numbers stay", "5 matrices", _matrices, _wrong_scales)
