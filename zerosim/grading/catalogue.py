@@ -8,14 +8,13 @@ Defaults of an entry are in `entry.py`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.grading import (
     adapting,
     best_fit,
@@ -168,6 +167,5 @@ def find_exercise(wanted: Exercise | str | int) -> Exercise:
         if str(wanted) in (one.name, str(one.number)):
             return one
     names = [one.name for one in EXERCISES]
-    near = difflib.get_close_matches(str(wanted), names, 2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"expected 1 to {len(names)} or one of {', '.join(names)}"
-    raise InputError(f"no exercise {wanted!r}: {hint}")
+    otherwise = f"expected 1 to {len(names)} or one of {', '.join(names)}"
+    raise InputError(f"no exercise {wanted!r}: {did_you_mean(wanted, names, otherwise, most=2, quote=str)}")

@@ -12,6 +12,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +41,12 @@ class Part(NamedTuple):
     usual: frozenset[Shape] = frozenset()
 
 
-def own_parts() -> list[Part]:
+@cache
+def own_parts() -> tuple[Part, ...]:
     """Return the definitions of zerosim's own files, except those that are given with an exercise."""
     folder = _HOME / "zerosim"
     files = [path for path in sorted(folder.rglob("*.py")) if path.parent.name != "given"]
-    return [part for path in files for part in _of_file(path, str(path.relative_to(_HOME).as_posix()))]
+    return tuple(part for path in files for part in _of_file(path, str(path.relative_to(_HOME).as_posix())))
 
 
 def published_parts(folder: str | None) -> list[Part]:
