@@ -64,10 +64,7 @@ def wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
         lost = f"element {last} belongs" if numel - last == 1 else f"elements {last} to {numel - 1} belong"
         return f"{words}: {lost} to no rank", "N equal slices must cover numel: which way do you round?"
     if last - ranks >= numel:
-        return (
-            f"{words}: slices one element shorter also cover {numel}",
-            "make the slices no longer than they must be",
-        )
+        return f"{words}: slices one element shorter also cover {numel}", "make the slices no longer than they must be"
     return None
 
 

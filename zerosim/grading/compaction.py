@@ -54,12 +54,9 @@ def regions(seed: int) -> list[tuple[str, dict[int, int]]]:
 
 def wrong(asked: str, live: dict[int, int], moves: Any) -> Wrong | None:
     """Carry out each move, and return the first error."""
-    words = _wrong_moves(live, moves)
-    return (
-        (f"{asked}: {words}", "each move goes down, to the end of the buffers already in place; draw it")
-        if words
-        else None
-    )
+    if not (words := _wrong_moves(live, moves)):
+        return None
+    return f"{asked}: {words}", "each move goes down, to the end of the buffers already in place; draw it"
 
 
 def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:

@@ -81,10 +81,8 @@ def _wrong_section(asked: str, before: Any, after: Any, rules: Mapping[str, int]
         if type(got) not in (int, float, bool) or got != expected:
             return f"{asked}: {key} is {shown(got)[:40]}, expected {expected}", _hint(key, value, got, rules)
     if more := [key for key in after if key not in before]:
-        return (
-            f"{asked}: {shown(more[0])[:40]} is new",
-            "a key that is not in the file stays out: DeepSpeed's default holds",
-        )
+        hint = "a key that is not in the file stays out: DeepSpeed's default holds"
+        return f"{asked}: {shown(more[0])[:40]} is new", hint
     return None
 
 

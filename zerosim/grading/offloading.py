@@ -89,10 +89,8 @@ def tiles(run: Comparison) -> Check:
     for rank, record in enumerate(run.mine.records):
         for number, event in enumerate(record):
             if isinstance(event, Copy) and (event.source, event.purpose) == (HOST, PURPOSE) and event.nbytes > most:
-                at, hint = (
-                    where(rank, record, number).only(),
-                    "copy self.tile elements of the slice, then the next tile",
-                )
+                at = where(rank, record, number).only()
+                hint = "copy self.tile elements of the slice, then the next tile"
                 return Check("tiles", False, expected, f"{event.nbytes:,} B on rank {rank}", hint=hint, where=at)
         held = peak(record, lambda buffer: buffer.nbytes if buffer.memory == HOST and buffer.kind not in _STATES else 0)
         if held.amount > most:

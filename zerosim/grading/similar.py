@@ -97,10 +97,8 @@ def likenesses(mine: Iterable[Part], sources: Iterable[Iterable[Part]]) -> list[
             alike = {key: share for key, share in shares.items() if share >= LIKE}
             if alike:
                 place, other = max(alike, key=lambda key: alike[key])
-                files = len({place for place, _ in shares})
-                several = (
-                    f" ({len({place for place, _ in alike})} of {files} files have this form)" if len(alike) > 1 else ""
-                )
+                files, of = (len({place for place, _ in keys}) for keys in (alike, shares))
+                several = f" ({files} of {of} files have this form)" if len(alike) > 1 else ""
                 found.append(f"{top} is {alike[place, other]:.0%} like {place}, {other}{several}")
     return found
 

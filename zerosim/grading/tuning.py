@@ -109,10 +109,7 @@ def wrong_top_k(asked: str, grad: Any, residual: Any, k: int, came: Any) -> Wron
     at = places.astype(int)
     if off := gap_of("values", values, wanted[at]):
         is_bare = not gap_of("", np.abs(values), np.abs(wanted[at]))
-        return (
-            f"{asked}: {off}",
-            "values keep their sign" if is_bare else "the residual is sent along with the gradient",
-        )
+        return f"{asked}: {off}", "values keep their sign" if is_bare else _ALONG
     sent = np.zeros_like(grad)
     sent[at] = values
     if off := gap_of("residual", left, wanted - sent):
@@ -120,6 +117,7 @@ def wrong_top_k(asked: str, grad: Any, residual: Any, k: int, came: Any) -> Wron
     return None
 
 
+_ALONG = "the residual is sent along with the gradient"
 _TWICE = "remove the sent values from the residual: they would be sent twice"
 _LOST = "nothing may be lost: does the old residual stay?"
 
