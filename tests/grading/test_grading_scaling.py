@@ -10,7 +10,7 @@ import pytest
 from forty import solution as text_of_solution
 from grading_here import assert_told, grade
 
-from zerosim.grading.scaling import SCALES
+from zerosim.grading.scaling import matrices, wrong_scales
 from zerosim.tensor.float8 import E4M3, Casting, amax_of, scales_from
 
 Rule = Callable[[Any], Any]
@@ -96,11 +96,11 @@ def test_a_mistake_with_scales_is_told_what_it_is(answer: Any, words: str, hint:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_seed_tells_a_factor_of_two(seed: int) -> None:
-    for asked, values, block in SCALES.questions(seed):
+    for asked, values, block in matrices(seed):
         for name, answer in RIGHT.items():
-            assert SCALES.wrong((asked, values, block), [answer(values, block)]) is None, name
+            assert wrong_scales(asked, values, block, answer(values, block)) is None, name
         high = by_block(lambda numbers: 2 * amax(numbers) / 448)
-        assert SCALES.wrong((asked, values, block), [high(values, block)]) is not None
+        assert wrong_scales(asked, values, block, high(values, block)) is not None
 
 
 def test_the_scales_of_the_solution_are_torchaos() -> None:

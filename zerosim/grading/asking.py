@@ -24,33 +24,27 @@ Keep = Callable[[Any], Any]
 class Examination(NamedTuple):
     """The questions to an answer outside of runs.
 
-    name, expected   of its check
-    counted          the check's words if every reply is right
     questions        the same ones each time, by the seed
     ask              put a question to an answer, and store the reply, piece by piece
     words            the last question, after a number of pieces
     wrong            the error in the pieces, None if they are right
     endless          a hint for an answer that does not end
+    name, expected   of its check
+    counted          the check's words if every reply is right, with {} for the number of questions
     """
 
-    name: str
-    expected: str
-    counted: str
     questions: Callable[[int], Sequence[Any]]
     ask: Callable[[Any, Any, Keep], None]
     words: Callable[[Any, Sequence[Any]], str]
     wrong: Callable[[Any, Sequence[Any]], Wrong | None]
     endless: str = ""
+    name: str = ""
+    expected: str = ""
+    counted: str = ""
     seed: int = 0
 
 
-def by_calls(
-    name: str,
-    expected: str,
-    counted: str,
-    questions: Callable[[int], Sequence[tuple[Any, ...]]],
-    wrong: Callable[..., Wrong | None],
-) -> Examination:
+def by_calls(questions: Callable[[int], Sequence[tuple[Any, ...]]], wrong: Callable[..., Wrong | None]) -> Examination:
     """Make an examination of single calls.
 
     A question is the call in words and its arguments. `wrong` gets both, and then the returned value.
@@ -65,7 +59,7 @@ def by_calls(
     def first_wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
         return next((found for one in came if (found := wrong(*question, one)) is not None), None)
 
-    return Examination(name, expected, counted, questions, ask, words, first_wrong)
+    return Examination(questions, ask, words, first_wrong)
 
 
 class Asked(NamedTuple):
@@ -111,7 +105,7 @@ def checked(one: Examination, asked: Asked) -> Check | Failure:
         return Check(one.name, False, one.expected, f"{words} {failure.text}", line=failure.line, hint=hint)
     if len(asked.came) < len(questions):
         return Check(one.name, False, one.expected, f"{len(asked.came)} of {len(questions)} questions were answered")
-    return Check(one.name, True, one.expected, one.counted)
+    return Check(one.name, True, one.expected, one.counted.format(len(questions)))
 
 
 def _of_error(text: str) -> str:

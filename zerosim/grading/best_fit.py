@@ -190,12 +190,4 @@ def _last_of(said: list[str]) -> str:
     return ", ".join([*head, *said[1:][-6:]])
 
 
-EXAMINATION = Examination(
-    "requests",
-    "the smallest hole that is large enough, and None where there is none",
-    f"hundreds of requests in {len(STREAMS) + 1} regions",
-    lambda seed: (*STREAMS, _long_stream(seed)),
-    _ask,
-    _words,
-    _wrong,
-)
+EXAMINATION = Examination(lambda seed: (*STREAMS, _long_stream(seed)), _ask, _words, _wrong)

@@ -16,7 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CodeType, FrameType, ModuleType
+from operator import is_
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from zerosim.analysis import slots
@@ -77,11 +78,12 @@ def noted(
     heard: dict[Code, str] = {}
     bound: list[tuple[type | ModuleType, str, Any]] = []
     names_of: dict[int, str] = {}  # one for each function, whatever its names
+    places = _other_names()
     for owner, name, function in own:
         called = names_of.setdefault(id(function), f"{owner.__name__.removeprefix('zerosim.')}.{name}")
         from_anywhere = owner in _MODULES or (isinstance(owner, type) and owner not in _collaborators())
         noting = _noting(function, called, note, from_anywhere=from_anywhere)
-        for place, key in [(owner, name), *_other_names(function)]:
+        for place, key in [(owner, name), *places.pop(id(function), ())]:
             bound.append((place, key, vars(place)[key]))
             setattr(place, key, noting)
         if hasattr(function, "__code__"):
@@ -94,12 +96,15 @@ def noted(
             setattr(place, key, function)
 
 
-def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
-    """Return the other places where zerosim's modules have a function under a name: an import leaves one behind. The
-    grader's own stay: it calls them itself."""
-    named = [(name, module) for name, module in list(sys.modules.items()) if name.startswith("zerosim.")]
-    modules = [module for name, module in named if not name.startswith("zerosim.grading.")]
-    return [(module, key) for module in modules for key, value in list(vars(module).items()) if value is function]
+def _other_names() -> dict[int, list[tuple[ModuleType, str]]]:
+    """Return the places where zerosim's modules have functions under a name, by the function: an import leaves one
+    behind. The grader's own stay: it calls them itself."""
+    found: dict[int, list[tuple[ModuleType, str]]] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("zerosim.") and not name.startswith("zerosim.grading."):
+            for key, value in list(vars(module).items()):
+                found.setdefault(id(value), []).append((module, key))
+    return found
 
 
 def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
@@ -237,28 +242,38 @@ def _signs(code: CodeType) -> list[Code]:
 
 
 # -- changes ----------------------------------------------------------------------------------------
-def state_of_zerosim() -> dict[str, Any]:
-    """Return the named values of zerosim's modules and classes, and the code of functions, to be compared by
-    identity."""
-    held: dict[str, Any] = {}
-    for name, module in list(sys.modules.items()):
-        if name == "zerosim" or name.startswith("zerosim."):
-            for key, value in list(vars(module).items()):
-                held[f"{name}.{key}"] = value
-                if isinstance(value, type) and value.__module__ == name:
-                    held |= {f"{name}.{key}.{each}": inner for each, inner in vars(value).items()}
-    codes = {f"{name}()": value.__code__ for name, value in held.items() if hasattr(value, "__code__")}
+State = dict[str, dict[str, Any]]
+
+
+def state_of_zerosim() -> State:
+    """Return the named values of zerosim's modules and classes and, under names with (), the code of their functions,
+    to be compared by identity."""
+    modules = {name: module for name, module in list(sys.modules.items()) if f"{name}.".startswith("zerosim.")}
+    held: State = {name: dict(vars(module)) for name, module in modules.items()}
+    for name, space in list(held.items()):
+        classes = {key: value for key, value in space.items() if isinstance(value, type) and value.__module__ == name}
+        held |= {f"{name}.{key}": dict(vars(value)) for key, value in classes.items()}
+    codes = {
+        f"{name}()": {key: value.__code__ for key, value in space.items() if isinstance(value, FunctionType)}
+        for name, space in held.items()
+    }
     return held | codes
 
 
-def changed(before: dict[str, Any]) -> list[str]:
+def changed(before: State) -> list[str]:
     """Return the names of changed values, and of new ones in zerosim's classes."""
-    now = state_of_zerosim()
-    classes = {name for name, value in before.items() if isinstance(value, type)}
-    other = [name for name in before if now.get(name, _GONE) is not before[name]]
-    added = [name for name in now if name not in before and name.rpartition(".")[0] in classes]
-    names = [*other, *(name for name in added if not name.rpartition(".")[2].startswith("__"))]  # Python's own caches
-    return sorted({name.removesuffix("()") for name in names})
+    now, found = state_of_zerosim(), set[str]()
+    for name, space in before.items():
+        here = now.get(name, {})
+        is_same = (
+            len(space) == len(here) and all(map(is_, space, here)) and all(map(is_, space.values(), here.values()))
+        )
+        if not is_same:
+            keys = [key for key, value in space.items() if here.get(key, _GONE) is not value]
+            if name.removesuffix("()") not in sys.modules:  # a class, in which Python caches names with __
+                keys += [key for key in here if key not in space and not key.startswith("__")]
+            found |= {f"{name.removesuffix('()')}.{key}" for key in keys}
+    return sorted(found)
 
 
 _GONE = object()

@@ -64,17 +64,11 @@ def wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
         lost = f"element {last} belongs" if numel - last == 1 else f"elements {last} to {numel - 1} belong"
         return f"{words}: {lost} to no rank", "N equal slices must cover numel: which way do you round?"
     if last - ranks >= numel:
-        return (
-            f"{words}: slices one element shorter also cover {numel}",
-            "make the slices no longer than they must be",
-        )
+        return f"{words}: slices one element shorter also cover {numel}", "make the slices no longer than they must be"
     return None
 
 
 EXAMINATION = Examination(
-    "slices",
-    "N consecutive slices of equal length that cover numel and are as short as possible",
-    f"{len(SIZES)} sizes, every rank",
     _sizes,
     _ask,
     _words,

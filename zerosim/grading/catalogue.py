@@ -8,13 +8,13 @@ Defaults of an entry are in `entry.py`.
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.grading import (
     adapting,
     best_fit,
@@ -37,15 +37,27 @@ from zerosim.grading import (
     tuning,
     waiting,
 )
-from zerosim.grading.entry import PLAIN, RUN, SENT, SHARDED, exercise
+from zerosim.grading.asking import Examination, by_calls
+from zerosim.grading.entry import PLAIN, RUN, SENT, SHARDED, asked, exercise
 from zerosim.grading.exercise import Exercise, Judge
 from zerosim.grading.given import bugs, skeletons
+from zerosim.grading.trial import Own
 
 
 def _schedule(name: str, given: Any, live: Judge, waits: Judge) -> Exercise:
     """Make an exercise whose answer is a pipeline's schedule."""
     judges = (("losses", pipelines.losses), ("live", live), ("bubble", waits))
     return exercise(name, given, judges=judges, adapt=adapting.schedule)
+
+
+def _rule(name: str, given: Any, asked: Examination) -> Exercise:
+    """Make an exercise whose answer is an optimizer's rule."""
+    return exercise(name, given, judges=(("weights", optimizers.near),), adapt=optimizers.rule, examine=asked)
+
+
+def _memory(name: str, given: Any, adapt: Callable[[Any], Own], asked: Examination) -> Exercise:
+    """Make an exercise whose answer hands out a device's memory."""
+    return exercise(name, given, judges=RUN[:1], adapt=adapt, examine=asked)
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -96,73 +108,35 @@ EXERCISES: tuple[Exercise, ...] = (
         pipelines.live(live_micro_batches("1f1b").where(i=0)),
         pipelines.bubble(bubble("1f1b") * symbol("r")),
     ),
-    exercise(
-        "best_fit",
-        skeletons.MyArena,
-        judges=(("weights", checks.weights),),
-        adapt=best_fit.arena,
-        examine=best_fit.EXAMINATION,
-    ),
-    exercise(
-        "compaction",
-        skeletons.my_compaction,
-        judges=(("weights", checks.weights),),
-        adapt=compaction.region,
-        examine=compaction.EXAMINATION,
-    ),
-    exercise("depth", skeletons.my_depth, examine=waiting.DEPTH),
-    exercise("micro_batches", skeletons.my_micro_batches, examine=waiting.MICRO_BATCHES),
-    exercise(
-        "adagrad",
-        skeletons.MyAdaGrad,
-        judges=(("weights", optimizers.near),),
-        adapt=optimizers.rule,
-        examine=optimizers.rule_examination(
-            optimizers.adagrad,
-            ("sum",),
-            "follow one weight by hand: what sum is under the root after each step? eps is added outside the root",
-        ),
-    ),
-    exercise(
-        "radam",
-        skeletons.MyRAdam,
-        judges=(("weights", optimizers.near),),
-        adapt=optimizers.rule,
-        examine=optimizers.rule_examination(
-            optimizers.radam,
-            ("exp_avg", "exp_avg_sq"),
-            "at rho <= 5 step along m / (1 - beta1**t) only; above, multiply by r and apply v's correction sqrt(1 - "
-            "beta2**t)",
-        ),
-    ),
-    exercise("quantiser", skeletons.my_quantiser, examine=optimizers.QUANTISER),
-    exercise("rounding", skeletons.my_rounding, examine=optimizers.ROUNDING),
+    _memory("best_fit", skeletons.MyArena, best_fit.arena, best_fit.EXAMINATION),
+    _memory("compaction", skeletons.my_compaction, compaction.region, by_calls(compaction.regions, compaction.wrong)),
+    asked("depth", skeletons.my_depth, waiting.rows, waiting.wrong_depth),
+    asked("micro_batches", skeletons.my_micro_batches, waiting.pipelines, waiting.wrong_micro_batches),
+    _rule("adagrad", skeletons.MyAdaGrad, optimizers.steps(optimizers.adagrad, ("sum",), optimizers.ROOT)),
+    _rule("radam", skeletons.MyRAdam, optimizers.steps(optimizers.radam, ("exp_avg", "exp_avg_sq"), optimizers.RHO)),
+    asked("quantiser", skeletons.my_quantiser, optimizers.blocks, optimizers.wrong_block),
+    asked("rounding", skeletons.my_rounding, optimizers.rows, optimizers.wrong_row),
     _schedule(
         "zb_h1",
         skeletons.my_zb_h1,
         pipelines.live(symbol("p"), pipelines.PENDING),
         pipelines.bubble(bubble("zb-h1")),
     ),
-    exercise("adapter", skeletons.my_adapter, examine=tuning.ADAPTER),
-    exercise("nf4", skeletons.my_nf4, examine=tuning.NEAREST),
-    exercise("top_k", skeletons.my_top_k, examine=tuning.FEEDBACK),
-    exercise("powersgd", skeletons.my_powersgd, examine=tuning.POWERSGD),
+    asked("adapter", skeletons.my_adapter, tuning.adapters, tuning.wrong_adapter),
+    asked("nf4", skeletons.my_nf4, tuning.nf4_blocks, tuning.wrong_nf4),
+    asked("top_k", skeletons.my_top_k, tuning.gradients, tuning.wrong_top_k),
+    asked("powersgd", skeletons.my_powersgd, tuning.matrices, tuning.wrong_powersgd),
     exercise(
         "second_shard",
         skeletons.MySecondShard,
-        judges=(
-            ("weights", checks.weights),
-            ("held", second_shard.held),
-            ("node", second_shard.node),
-            ("copied", second_shard.copied),
-        ),
+        judges=(RUN[0], ("held", second_shard.held), ("node", second_shard.node), ("copied", second_shard.copied)),
     ),
     exercise(
         "cpu_adam",
         skeletons.MyCpuAdam,
         judges=(
             ("pcie", offloading.pcie),
-            ("weights", checks.weights),
+            RUN[0],
             ("cpu", offloading.cpu),
             ("tiles", offloading.tiles),
             ("held", offloading.held),
@@ -170,18 +144,18 @@ EXERCISES: tuple[Exercise, ...] = (
             *SENT,
         ),
     ),
-    exercise("offload", skeletons.my_offload, examine=placing.OFFLOAD),
-    exercise("merge", skeletons.my_merge, examine=context.MERGE),
-    exercise("balance", skeletons.my_pieces, examine=context.BALANCE),
-    exercise("ulysses", skeletons.my_exchange, examine=context.ULYSSES),
-    exercise("router", skeletons.my_router, examine=experts.ROUTER),
-    exercise("bias", skeletons.my_bias, examine=experts.BIAS),
-    exercise("dispatch", skeletons.my_dispatch, examine=experts.DISPATCH),
-    exercise("divisor", skeletons.my_average, examine=experts.AVERAGE),
-    exercise("auto", skeletons.my_auto, examine=filling.AUTO),
-    exercise("hole", skeletons.my_hole, examine=saving.HOLE),
-    exercise("recut", skeletons.my_recut, examine=saving.RECUT),
-    exercise("scale", skeletons.my_scale, examine=scaling.SCALES),
+    asked("offload", skeletons.my_offload, placing.questions, placing.wrong),
+    asked("merge", skeletons.my_merge, context.blocks, context.wrong_merge),
+    asked("balance", skeletons.my_pieces, context.rings, context.wrong_pieces),
+    asked("ulysses", skeletons.my_exchange, context.rows, context.wrong_exchange),
+    asked("router", skeletons.my_router, experts.routers, experts.wrong_router),
+    asked("bias", skeletons.my_bias, experts.loads, experts.wrong_bias),
+    asked("dispatch", skeletons.my_dispatch, experts.counts, experts.wrong_dispatch),
+    asked("divisor", skeletons.my_average, experts.gradients, experts.wrong_average),
+    asked("auto", skeletons.my_auto, filling.files, filling.wrong_file),
+    asked("hole", skeletons.my_hole, saving.folders, saving.wrong_hole),
+    asked("recut", skeletons.my_recut, saving.states, saving.wrong_pieces),
+    asked("scale", skeletons.my_scale, scaling.matrices, scaling.wrong_scales),
 )
 
 
@@ -193,6 +167,5 @@ def find_exercise(wanted: Exercise | str | int) -> Exercise:
         if str(wanted) in (one.name, str(one.number)):
             return one
     names = [one.name for one in EXERCISES]
-    near = difflib.get_close_matches(str(wanted), names, 2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"expected 1 to {len(names)} or one of {', '.join(names)}"
-    raise InputError(f"no exercise {wanted!r}: {hint}")
+    otherwise = f"expected 1 to {len(names)} or one of {', '.join(names)}"
+    raise InputError(f"no exercise {wanted!r}: {did_you_mean(wanted, names, otherwise, most=2, quote=str)}")

@@ -29,6 +29,10 @@ _SECOND = (
     "publish_params makes a second copy of the whole parameters: gather over the old ones, out=flat.whole_param(), and "
     "keep no other"
 )
+_ANY = (
+    "reshard() forgets the flat's own reference, and a buffer lives as long as ANY name holds it: do post_forward and "
+    "post_backward reshard each unit, and does an attribute of yours hold one?"
+)
 _LETS_GO = "flat.reshard() in post_backward frees a unit's parameters, if none of your names holds them"
 _WINDOW = "a window of a whole gradient keeps all of it alive: reduce_scatter returns a separate slice"
 _HELD = "a name of yours holds the whole gradient beside the slice: keep only what reduce_scatter returns"
@@ -154,10 +158,7 @@ def gathered(run: Comparison) -> Check:
     if wrong is None:
         return Check("gathered", True, expected, str(max(one.amount for one in found)))
     names = few(_gathered_at(run, wrong, found[wrong].number))
-    hint = (
-        f"still gathered: {names}; reshard() forgets the flat's own reference, and a buffer lives as long as ANY name "
-    )
-    hint += "holds it: do post_forward and post_backward reshard each unit, and does an attribute of yours hold one?"
+    hint = f"still gathered: {names}; {_ANY}"
     return _failed_on(run, wrong, found[wrong].number, "gathered", expected, f"{found[wrong].amount}", hint)
 
 

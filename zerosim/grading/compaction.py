@@ -15,7 +15,7 @@ import numpy as np
 from zerosim.device.allocators.arena import Arena, Moves, compacted
 from zerosim.errors import InputError
 from zerosim.grading.adapting import function_of
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import plain, shown
 from zerosim.grading.trial import Own
 from zerosim.train.plan import peak_of
@@ -41,7 +41,7 @@ def region(answer: Any) -> Own:
     return Own(allocator=lambda config: Arena(peak_of(config), compact=checked))
 
 
-def _regions(seed: int) -> list[tuple[str, dict[int, int]]]:
+def regions(seed: int) -> list[tuple[str, dict[int, int]]]:
     """Yield small regions first, then drawn ones."""
     draw, regions = random.Random(4 + seed), list(SMALL)
     for _ in range(_DRAWN):
@@ -52,14 +52,11 @@ def _regions(seed: int) -> list[tuple[str, dict[int, int]]]:
     return [(f"my_compaction({live})" if len(live) < 5 else many.format(len(live)), live) for live in regions]
 
 
-def _wrong(asked: str, live: dict[int, int], moves: Any) -> Wrong | None:
+def wrong(asked: str, live: dict[int, int], moves: Any) -> Wrong | None:
     """Carry out each move, and return the first error."""
-    words = _wrong_moves(live, moves)
-    return (
-        (f"{asked}: {words}", "each move goes down, to the end of the buffers already in place; draw it")
-        if words
-        else None
-    )
+    if not (words := _wrong_moves(live, moves)):
+        return None
+    return f"{asked}: {words}", "each move goes down, to the end of the buffers already in place; draw it"
 
 
 def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
@@ -88,12 +85,3 @@ def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
 
 def _is_move(move: Any) -> bool:
     return isinstance(move, tuple) and len(move) == 3 and all(type(one) is int for one in move)
-
-
-EXAMINATION = by_calls(
-    "moves",
-    "all live buffers at the start of the region, with no byte lost or moved needlessly",
-    f"{len(SMALL) + _DRAWN} regions",
-    _regions,
-    _wrong,
-)

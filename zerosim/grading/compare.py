@@ -14,6 +14,9 @@ from zerosim.grading.trial import Trial, Update, result_of
 _NORM = (
     "clipping multiplies by clip_norm / norm, where the norm covers ALL ranks' slices: is yours the same on every rank?"
 )
+_LATER = "gradients of earlier steps agree, so the new parameters did not reach every rank; look at publish_params"
+_FROM_START = "the update takes its slice from the start of your buffer: keep only the local slice"
+_FACTOR = "every element is off by the same factor: which line multiplies or divides, and by what?"
 _OFTEN = "the norm counts every gradient once for each rank: sees_all_grads = True says that each rank sees all of them"
 
 
@@ -49,16 +52,11 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
             return Finding(f"{place} {words}{more}", hint, where(update.rank, record, number).only())
         if update.scale != scale:
             counts_all = np.isclose(update.scale * mine.config.mesh.ranks**0.5, scale, rtol=1e-3)
-            return Finding(
-                f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}",
-                _OFTEN if counts_all and mine.config.parallel.zero_stage == 0 else _NORM,
-                where(update.rank, record, update.number).only(),
-            )
-    return Finding(
-        "every gradient matches the reference, but the weights do not",
-        "check which slice you update, and how: owned, and store_param_shard if you wrote step yourself",
-        None,
-    )
+            words = f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}"
+            hint = _OFTEN if counts_all and mine.config.parallel.zero_stage == 0 else _NORM
+            return Finding(words, hint, where(update.rank, record, update.number).only())
+    hint = "check which slice you update, and how: owned, and store_param_shard if you wrote step yourself"
+    return Finding("every gradient matches the reference, but the weights do not", hint, None)
 
 
 def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
@@ -78,16 +76,9 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
     """Return the wrong gradient's likeness in words, and a hint."""
     ranks = config.mesh.ranks
     if update.step > 0:
-        later = "; step 0 was right" if update.step == 1 else ""
-        return (
-            f"differs{later}",
-            "gradients of earlier steps agree, so the new parameters did not reach every rank; look at publish_params",
-        )
+        return "differs; step 0 was right" if update.step == 1 else "differs", _LATER
     if update.grad.size > update.size and update.start:
-        return (
-            f"has {update.grad.size:,} elements where its slice has {update.size:,}",
-            "the update takes its slice from the start of your buffer: keep only the local slice",
-        )
+        return f"has {update.grad.size:,} elements where its slice has {update.size:,}", _FROM_START
     if not ours.any():
         return "is zero", "it was never reduced into grad_shard"
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
@@ -100,16 +91,9 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
             (2.0, "it was counted twice"),
         ):
             if abs(ratio / factor - 1) < 2e-2:
-                size = (
-                    "matches the reference except for rounding"
-                    if factor == 1
-                    else f"is {ratio:.4g} times the reference's"
-                )
-                return size, hint
-        return (
-            f"is {ratio:.3g} times the reference's",
-            "every element is off by the same factor: which line multiplies or divides, and by what?",
-        )
+                is_rounded = "matches the reference except for rounding"
+                return is_rounded if factor == 1 else f"is {ratio:.4g} times the reference's", hint
+        return f"is {ratio:.3g} times the reference's", _FACTOR
     start = whole[: len(ours)]
     if update.start and len(start) == len(ours) and np.array_equal(ours, start):
         return "is the gradient of rank 0's slice", "take the slice that starts at flat.own.start"

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.arrays import Output, wrong_arrays
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
-from zerosim.grading.tuning import arrays_of, gap_of
 
 # -- two blocks of a softmax -------------------------------------------------------------------------
 _UNREAD = "a block that some queries do not read"
 
 
-def _blocks(seed: int) -> list[tuple[Any, ...]]:
+def blocks(seed: int) -> list[tuple[Any, ...]]:
     """Return results and log-sum-exps of two blocks: of usual scores, of large ones of both signs, and of a block that
     some queries do not read."""
     draw, found = np.random.default_rng(15 + seed), []
@@ -30,35 +30,25 @@ def _blocks(seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _wrong_merge(asked: str, out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, came: Any) -> Wrong | None:
-    found, words = arrays_of(came, [("out", out_a.shape), ("lse", lse_a.shape)])
-    if words:
-        return f"{asked}: {words}", "return out, one row per query, and lse, one number per query"
+def wrong_merge(asked: str, out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, came: Any) -> Wrong | None:
     lse = np.logaddexp(lse_a, lse_b)
     a, b = (np.exp(one - lse)[:, None] for one in (lse_a, lse_b))
     with np.errstate(all="ignore"):
         by_lse = (lse_a[:, None] * out_a + lse_b[:, None] * out_b) / (lse_a + lse_b)[:, None]
-        usual = {
-            "out": {
-                "the blocks do not count alike: each has its own sum of exp(score)": (out_a + out_b) / 2,
-                "out is an average over all keys: the weights of both blocks add up to 1": out_a + out_b,
-                "the weights have changed places": b * out_a + a * out_b,
-                "lse is a logarithm: a block's weight is a share of exp(lse), not of lse": by_lse,
-            },
-            "lse": {
-                "sums of exp(score) are added, not their logarithms": lse_a + lse_b,
-                "the maximum leaves the smaller block out": np.maximum(lse_a, lse_b),
-                "return the logarithm of the sum, not the sum": np.exp(lse),
-            },
-        }
-    for name, got, right, other in (("out", found[0], a * out_a + b * out_b, _SHARE), ("lse", found[1], lse, _SUM)):
-        if gap := gap_of(name, got, right):
-            hint = _NOT_READ if asked.startswith(_UNREAD) else _LARGE
-            if np.isfinite(got).all():
-                alike = (words for words, wrong in usual[name].items() if not gap_of("", got, wrong))
-                hint = next(alike, other)
-            return f"{asked}: {gap}", hint
-    return None
+        out = [
+            ("the blocks do not count alike: each has its own sum of exp(score)", (out_a + out_b) / 2),
+            ("out is an average over all keys: the weights of both blocks add up to 1", out_a + out_b),
+            ("the weights have changed places", b * out_a + a * out_b),
+            ("lse is a logarithm: a block's weight is a share of exp(lse), not of lse", by_lse),
+        ]
+        sums = [
+            ("sums of exp(score) are added, not their logarithms", lse_a + lse_b),
+            ("the maximum leaves the smaller block out", np.maximum(lse_a, lse_b)),
+            ("return the logarithm of the sum, not the sum", np.exp(lse)),
+        ]
+    outputs = Output("out", a * out_a + b * out_b, _SHARE, out), Output("lse", lse, _SUM, sums)
+    missing = "return out, one row per query, and lse, one number per query"
+    return wrong_arrays(asked, came, outputs, missing, _NOT_READ if asked.startswith(_UNREAD) else _LARGE)
 
 
 _SHARE = "a block's weight is its share of the sum over both: exp(lse_a - lse) and exp(lse_b - lse)"
@@ -68,13 +58,13 @@ _NOT_READ = "lse_b is -inf where a query reads no key: exp(-inf) is 0, but -inf 
 
 
 # -- which pieces of a row a rank has ----------------------------------------------------------------
-def _rings(seed: int) -> list[tuple[str, int]]:
+def rings(seed: int) -> list[tuple[str, int]]:
     draw = random.Random(16 + seed)
     sizes = (2, 4, 8, 1) if not seed else (2, draw.randint(3, 5), draw.randint(6, 9), draw.randint(10, 16))
     return [(f"my_pieces({ranks})", ranks) for ranks in sizes]
 
 
-def _wrong_pieces(asked: str, ranks: int, came: Any) -> Wrong | None:
+def wrong_pieces(asked: str, ranks: int, came: Any) -> Wrong | None:
     """Return the error in an assignment: pieces that nobody has, or two ranks; unequal tokens; unequal work."""
     if not isinstance(came, list | tuple) or len(came) != ranks:
         return f"{asked} is {shown(came)[:80]}", f"return {ranks} lists, one for each rank"
@@ -108,7 +98,7 @@ _SUMS = "piece i reads the i pieces before it and half of itself: pair pieces wh
 
 
 # -- tokens for heads --------------------------------------------------------------------------------
-def _rows(seed: int) -> list[tuple[str, list[Any], bool]]:
+def rows(seed: int) -> list[tuple[str, list[Any], bool]]:
     """Return the parts of all ranks, in both directions. Each element is its own number in the whole row."""
     draw, found = random.Random(17 + seed), []
     for ranks in (2, 3, draw.choice((4, 5))):
@@ -121,7 +111,7 @@ def _rows(seed: int) -> list[tuple[str, list[Any], bool]]:
     return found
 
 
-def _wrong_exchange(asked: str, parts: list[Any], back: bool, came: Any) -> Wrong | None:
+def wrong_exchange(asked: str, parts: list[Any], back: bool, came: Any) -> Wrong | None:
     ranks = len(parts)
     whole = np.concatenate(parts, axis=int(back))
     wanted = np.split(whole, ranks, axis=int(not back))
@@ -162,7 +152,3 @@ def _order(rank: int, got: Any, parts: list[Any], whole: Any, back: bool) -> str
 _ALL = "this is an all-gather: every rank has everything. A rank needs only its own heads, or its own tokens"
 _UNMOVED = "nothing was exchanged: cut each part along one axis and join along the other"
 _AXES = "before attention heads are cut and tokens joined; back, tokens are cut and heads joined"
-
-MERGE = by_calls("merged", "the softmax over the keys of both blocks", "3 pairs of blocks", _blocks, _wrong_merge)
-BALANCE = by_calls("balance", "each piece once, equal tokens and equal work", "4 rings", _rings, _wrong_pieces)
-ULYSSES = by_calls("exchanged", "all tokens of some heads, and back", "6 exchanges", _rows, _wrong_exchange)

@@ -48,10 +48,8 @@ def lost(one: Exercise, label: str, dump: list[str], code: int | None, files: li
 def _words(dump: list[str], code: int | None, silence_s: float) -> tuple[str, str]:
     """Return what happened, and a hint."""
     if any(line.startswith("Timeout") for line in dump):
-        return (
-            f"did not end within {silence_s:g} s and blocked everything else",
-            "a call that never returns, such as sum() or list() over an endless iterator, or C code that waits",
-        )
+        hint = "a call that never returns, such as sum() or list() over an endless iterator, or C code that waits"
+        return f"did not end within {silence_s:g} s and blocked everything else", hint
     if code is None:
         return "did not end and stopped responding", "did it stop its own process?"
     fatal = next((found[1] for line in dump if (found := _FATAL.match(line))), "")

@@ -14,6 +14,7 @@ from typing import Any
 from zerosim.analysis.formulas.traffic import Schedule, volume
 from zerosim.config import RunConfig
 from zerosim.grading import adapting, checks, traffic
+from zerosim.grading.asking import by_calls
 from zerosim.grading.exercise import Case, Exercise
 
 ROWS: dict[str, dict[str, Any]] = tomllib.loads(
@@ -66,7 +67,10 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
 def exercise(name: str, given: Any, **code: Any) -> Exercise:
     """Make the exercise of that name: its row, its ZeRO stage's defaults, and `code` for the rest."""
     row: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in ROWS[name].items()}
-    stage, runs, sent, _ = row["stage"], row.pop("runs"), row.pop("sent", ""), row.pop("other", None)
+    stage, runs, sent, check = (row.pop(key, "") for key in ("stage", "runs", "sent", "asked"))
+    row.pop("other", None)
+    if check:
+        code["examine"] = code["examine"]._replace(**dict(zip(("name", "expected", "counted"), check, strict=True)))
     usual = dict(
         cases=tuple(case(stage, **run) for run in runs),
         judges=SHARDED if runs and stage == 3 else PLAIN if runs else (),
@@ -74,5 +78,11 @@ def exercise(name: str, given: Any, **code: Any) -> Exercise:
         adapt=adapting.strategy if runs else adapting.only_asked(given),
         gathered=1 if stage == 3 else None,
         yours=_YOURS[stage],
+        decisive=("weights",) if runs else check[:1],
     )
-    return Exercise(number=list(ROWS).index(name) + 1, name=name, given=given, **{**usual, **row, **code})
+    return Exercise(number=list(ROWS).index(name) + 1, name=name, given=given, stage=stage, **{**usual, **row, **code})
+
+
+def asked(name: str, given: Any, questions: Callable[[int], Sequence[Any]], wrong: Callable[..., Any]) -> Exercise:
+    """Make the exercise of that name, whose answer is a function that is only called."""
+    return exercise(name, given, examine=by_calls(questions, wrong))

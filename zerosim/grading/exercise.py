@@ -39,6 +39,10 @@ class Comparison(NamedTuple):
     reference: Trial
     ddp: Trial
 
+    @property
+    def steps(self) -> range:
+        return range(self.case.config.optim.steps or 1)
+
 
 Judge = Callable[[Comparison], Check]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.arrays import Output, arrays_of, wrong_arrays
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
-from zerosim.grading.tuning import arrays_of, gap_of
 
 
 def _best(scores: Any, count: int) -> Any:
@@ -18,7 +18,7 @@ def _best(scores: Any, count: int) -> Any:
 
 
 # -- the router's backward ---------------------------------------------------------------------------
-def _routers(seed: int) -> list[tuple[Any, ...]]:
+def routers(seed: int) -> list[tuple[Any, ...]]:
     draw, found = np.random.default_rng(18 + seed), []
     for tokens, experts, k, normed, more in ((3, 4, 2, False, 0), (5, 8, 3, True, 0), (2, 6, 2, False, 800)):
         logits, grad = draw.standard_normal((tokens, experts)) + more, draw.standard_normal((tokens, k))
@@ -29,10 +29,7 @@ def _routers(seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _wrong_router(asked: str, logits: Any, ids: Any, grad: Any, normed: bool, came: Any) -> Wrong | None:
-    found, words = arrays_of([came], [("dlogits", logits.shape)])
-    if words:
-        return f"{asked}: {words}", "return one array, a number for each logit"
+def wrong_router(asked: str, logits: Any, ids: Any, grad: Any, normed: bool, came: Any) -> Wrong | None:
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     chosen = np.take_along_axis(p, ids, 1)
@@ -44,28 +41,25 @@ def _wrong_router(asked: str, logits: Any, ids: Any, grad: Any, normed: bool, ca
         np.put_along_axis(dp, at, of_chosen, 1)
         return p * (dp - (dp * p).sum(axis=1, keepdims=True) * centred)
 
-    right = back(inner if normed else grad)
-    off = gap_of("dlogits", found[0], right)
-    if not off:
-        return None
-    if not np.isfinite(found[0]).all():
-        return f"{asked}: {off}", "exp of such a number is inf: subtract each token's largest logit first"
-    mask = np.zeros_like(p)
+    mask, own = np.zeros_like(p), inner if normed else grad
     np.put_along_axis(mask, ids, 1.0, 1)
-    usual = {
-        _UNCHOSEN: mask * right,
-        "normed weights have a sum under them: its gradient is a term of its own": back(grad / total),
-        "the weights are normed: follow the gradient through the division by their sum": back(grad),
-        "not normed: the weights are the scores themselves, nothing is divided": back(inner),
-        _CENTRED: back(inner if normed else grad, centred=False),
-        "grad[t, c] belongs to expert ids[t, c]: put it into that column": back(
-            inner if normed else grad, at=np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    right = back(own)
+    usual = (
+        (_UNCHOSEN, mask * right),
+        ("normed weights have a sum under them: its gradient is a term of its own", back(grad / total)),
+        ("the weights are normed: follow the gradient through the division by their sum", back(grad)),
+        ("not normed: the weights are the scores themselves, nothing is divided", back(inner)),
+        (_CENTRED, back(own, centred=False)),
+        (
+            "grad[t, c] belongs to expert ids[t, c]: put it into that column",
+            back(own, at=np.broadcast_to(np.arange(ids.shape[1]), ids.shape)),
         ),
-    }
-    hint = next((words for words, wrong in usual.items() if not gap_of("", found[0], wrong)), _BACKWARDS)
-    return f"{asked}: {off}", hint
+    )
+    missing = "return one array, a number for each logit"
+    return wrong_arrays(asked, [came], [Output("dlogits", right, _BACKWARDS, usual)], missing, _INF)
 
 
+_INF = "exp of such a number is inf: subtract each token's largest logit first"
 _UNCHOSEN = (
     "an expert that was not chosen has a gradient too, if weights are not normed: its logit is in the softmax's sum"
 )
@@ -77,7 +71,7 @@ _BACKWARDS = "backwards: through the division, then into the chosen columns of z
 _RATE = 0.125
 
 
-def _loads(seed: int) -> list[tuple[Any, ...]]:
+def loads(seed: int) -> list[tuple[Any, ...]]:
     """Return scores of several ranks, and biases: an expert has the mean load, the last of 8 none, and one rank's load
     misleads."""
     draw, found = np.random.default_rng(21 + seed), []
@@ -106,43 +100,37 @@ def _mean_signs(by: Any, k: int) -> Any:
     return np.mean([_signs(one, k) for one in by], axis=0)
 
 
-def _wrong_bias(asked: str, scores: Any, bias: Any, k: int, rate: float, came: Any) -> Wrong | None:
-    shape = (*scores.shape[:2], k)
-    found, words = arrays_of(came, [("weights", shape), ("bias", bias.shape)])
-    if words:
-        return f"{asked}: {words}", "return weights, a number for each choice, the best choice first, and the new bias"
-
+def wrong_bias(asked: str, scores: Any, bias: Any, k: int, rate: float, came: Any) -> Wrong | None:
     def weighed(by: Any, of: Any) -> Any:
         chosen = np.take_along_axis(of, _best(by, k), -1)
         return chosen / chosen.sum(axis=-1, keepdims=True)
 
     by = scores + bias
-    if off := gap_of("weights", found[0], weighed(by, scores)):
-        usual = {
-            "the bias chooses, it does not weigh: take the weights from the scores alone": weighed(by, by),
-            "choose by score plus bias": weighed(scores, scores),
-            "divide the weights of a token by their sum": np.take_along_axis(scores, _best(by, k), -1),
-        }
-        hints = (words for words, wrong in usual.items() if not gap_of("", found[0], wrong))
-        return f"{asked}: {off}", next(hints, "choose the k largest of score plus bias, the largest first")
-    step, right, load = found[1] - bias, rate * _signs(by, k), _load(by, k)
-    if not (off := gap_of("bias", found[1], bias + right)):
-        return None
-    usual_steps = {
-        "an expert with too many tokens must become less likely: its bias falls": -right,
-        "the step has one size, however far the load is from the mean": rate * (load.mean() - load),
-        "count the tokens of all ranks first: signs are taken once": rate * _mean_signs(by, k),
-        "the load is that of the choices by score plus bias": rate * _signs(scores, k),
-    }
-    hints = (words for words, wrong in usual_steps.items() if not gap_of("", step, wrong))
-    return f"{asked}: {off}", next(hints, _BY_RATE)
+    load, signs = _load(by, k), rate * _signs(by, k)
+    weights = (
+        ("the bias chooses, it does not weigh: take the weights from the scores alone", weighed(by, by)),
+        ("choose by score plus bias", weighed(scores, scores)),
+        ("divide the weights of a token by their sum", np.take_along_axis(scores, _best(by, k), -1)),
+    )
+    moved = (
+        ("an expert with too many tokens must become less likely: its bias falls", bias - signs),
+        ("the step has one size, however far the load is from the mean", bias + rate * (load.mean() - load)),
+        ("count the tokens of all ranks first: signs are taken once", bias + rate * _mean_signs(by, k)),
+        ("the load is that of the choices by score plus bias", bias + rate * _signs(scores, k)),
+    )
+    outputs = (
+        Output("weights", weighed(by, scores), "choose the k largest of score plus bias, the largest first", weights),
+        Output("bias", bias + signs, _BY_RATE, moved),
+    )
+    missing = "return weights, a number for each choice, the best choice first, and the new bias"
+    return wrong_arrays(asked, came, outputs, missing)
 
 
 _BY_RATE = "add rate where the load is below the mean over experts, subtract it above, and leave the others"
 
 
 # -- rows to the ranks of their experts --------------------------------------------------------------
-def _counts(seed: int) -> list[tuple[str, Any, int]]:
+def counts(seed: int) -> list[tuple[str, Any, int]]:
     draw, found = np.random.default_rng(19 + seed), []
     for ranks, experts, rank in ((2, 4, 0), (3, 6, 1), (2, 8, 1)):
         counts = draw.integers(1, 4, (ranks, experts))
@@ -159,7 +147,7 @@ def _moved(counts: Any, rank: int) -> tuple[list[int], list[int], list[int]]:
     return of_rank[rank].sum(axis=1).tolist(), of_rank[:, rank].sum(axis=1).tolist(), order.tolist()
 
 
-def _wrong_dispatch(asked: str, counts: Any, rank: int, came: Any) -> Wrong | None:
+def wrong_dispatch(asked: str, counts: Any, rank: int, came: Any) -> Wrong | None:
     sends, receives, order = _moved(counts, rank)
     ranks = len(counts)
     found, words = arrays_of(came, [("sends", (ranks,)), ("receives", (ranks,)), ("order", (len(order),))])
@@ -197,7 +185,7 @@ _RECEIVES = "receives[r] sums rank r's counts over the experts of this rank"
 
 
 # -- who averages an expert's gradient ---------------------------------------------------------------
-def _gradients(seed: int) -> list[tuple[Any, ...]]:
+def gradients(seed: int) -> list[tuple[Any, ...]]:
     draw, found = np.random.default_rng(20 + seed), []
     for ranks, ep in ((4, 2), (8, 2), (4, 4), (2, 1)):
         grads = [(draw.standard_normal(3), draw.standard_normal(2)) for _ in range(ranks)]
@@ -205,46 +193,36 @@ def _gradients(seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _wrong_average(asked: str, grads: Any, ep: int, came: Any) -> Wrong | None:
+def wrong_average(asked: str, grads: Any, ep: int, came: Any) -> Wrong | None:
     ranks = len(grads)
     dense, experts = (np.stack(one) for one in zip(*grads, strict=True))
     if not isinstance(came, list | tuple) or len(came) != ranks:
         return f"{asked}: {shown(came)[:80]}", f"return a pair for each of {ranks} ranks: dense, experts"
     alike = experts.reshape(-1, ep, 2).sum(axis=0)  # by ep index
     for rank, pair in enumerate(came):
-        found, words = arrays_of(pair, [("dense", (3,)), ("experts", (2,))])
-        if words:
-            return f"{asked}: rank {rank}: {words}", "return a pair for each rank: dense, experts"
-        if off := gap_of("dense", found[0], dense.mean(axis=0)):
-            return f"{asked}: rank {rank}: {off}", "every rank has the dense weights: their gradient is the mean of all"
-        own, right = found[1], alike[rank % ep] / ranks
-        if off := gap_of("experts", own, right):
-            first = rank // ep * ep
-            neighbours = experts[first : first + ep].sum(axis=0)
-            blocks = experts.reshape(ep, -1, 2).sum(axis=1)[rank * ep // ranks]
-            usual = {
-                _DIVISOR: [right * ep],
-                "nobody has divided: the loss is a mean over the tokens of all ranks": [right * ranks],
-                "ranks of other experts were added too: their weights are others": [experts.mean(axis=0)],
-                "neighbours have different experts: the same ones are ep ranks apart": [
-                    one / by for one in (neighbours, blocks) for by in (1, ep, ranks // ep, ranks)
-                ],
-                "other ranks have the same experts, and their tokens count too": [experts[rank], experts[rank] / ranks],
-            }
-            hints = (text for text, all_ in usual.items() if any(not gap_of("", own, wrong) for wrong in all_))
-            return f"{asked}: rank {rank}: {off}", next(
-                hints, "sum over the ranks with the same experts, divide by all"
-            )
+        right, first = alike[rank % ep] / ranks, rank // ep * ep
+        neighbours = experts[first : first + ep].sum(axis=0)
+        blocks = experts.reshape(ep, -1, 2).sum(axis=1)[rank * ep // ranks]
+        usual = (
+            (_DIVISOR, right * ep),
+            ("nobody has divided: the loss is a mean over the tokens of all ranks", right * ranks),
+            ("ranks of other experts were added too: their weights are others", experts.mean(axis=0)),
+            *((_NEIGHBOURS, one / by) for one in (neighbours, blocks) for by in (1, ep, ranks // ep, ranks)),
+            *((_TOKENS, experts[rank] / by) for by in (1, ranks)),
+        )
+        outputs = (
+            Output("dense", dense.mean(axis=0), _DENSE),
+            Output("experts", right, "sum over the ranks with the same experts, divide by all", usual),
+        )
+        if wrong := wrong_arrays(f"{asked}: rank {rank}", pair, outputs, "return a pair for each rank: dense, experts"):
+            return wrong
     return None
 
 
+_DENSE = "every rank has the dense weights: their gradient is the mean of all"
+_NEIGHBOURS = "neighbours have different experts: the same ones are ep ranks apart"
+_TOKENS = "other ranks have the same experts, and their tokens count too"
 _DIVISOR = (
     "the number of ranks in the group is not the divisor: this gradient already sums over the tokens of ep ranks, so "
     "it is divided by as many ranks as the dense one"
 )
-
-
-ROUTER = by_calls("backward", "the gradient of every logit", "3 routers", _routers, _wrong_router)
-BIAS = by_calls("balance", "weights without the bias, and its next value", "3 routers", _loads, _wrong_bias)
-DISPATCH = by_calls("moved", "sends, receives, and rows by expert", "3 dispatches", _counts, _wrong_dispatch)
-AVERAGE = by_calls("averaged", "the gradients of the mean loss of all ranks", "4 meshes", _gradients, _wrong_average)

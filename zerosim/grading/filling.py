@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -19,7 +19,7 @@ def _rules(hidden: int, micro: int, accumulate: int, ranks: int) -> dict[str, in
     return dict(zip((*_BATCH, *_WIDTH), (micro * accumulate * ranks, micro, accumulate, *width), strict=True))
 
 
-def _files(seed: int) -> list[tuple[Any, ...]]:
+def files(seed: int) -> list[tuple[Any, ...]]:
     draw, found = random.Random(21 + seed), []
     for words, own in (
         ("all is auto", {}),
@@ -43,7 +43,7 @@ def _files(seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _wrong_file(
+def wrong_file(
     asked: str, config: Any, hidden: int, micro: int, accumulate: int, ranks: int, came: Any
 ) -> Wrong | None:
     asked = f"{asked}, hidden {hidden}, {micro} x {accumulate} x {ranks} rows"
@@ -81,10 +81,8 @@ def _wrong_section(asked: str, before: Any, after: Any, rules: Mapping[str, int]
         if type(got) not in (int, float, bool) or got != expected:
             return f"{asked}: {key} is {shown(got)[:40]}, expected {expected}", _hint(key, value, got, rules)
     if more := [key for key in after if key not in before]:
-        return (
-            f"{asked}: {shown(more[0])[:40]} is new",
-            "a key that is not in the file stays out: DeepSpeed's default holds",
-        )
+        hint = "a key that is not in the file stays out: DeepSpeed's default holds"
+        return f"{asked}: {shown(more[0])[:40]} is new", hint
     return None
 
 
@@ -107,5 +105,3 @@ def _hint(key: str, value: Any, got: Any, rules: Mapping[str, int]) -> str:
 
 
 _PAIR = "return two things: the filled file, and a list of keys"
-
-AUTO = by_calls("filled", "every auto filled, and the contradictions named", "5 files", _files, _wrong_file)

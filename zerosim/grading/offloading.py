@@ -29,16 +29,15 @@ def pcie(run: Comparison) -> Check:
     expected = f"2Ψ/N = {share:,} B {OUT} and as many back, per rank and step"
     wanted = {OUT: share, BACK: share}
     for rank, record in enumerate(run.mine.records):
-        for step in range(config.optim.steps or 1):
+        for step in run.steps:
             found = _copied(record, step)
             if found == wanted:
                 continue
             at = next(n for n, event in enumerate(record) if event.scope.step == step and _is_off(event, wanted, found))
             words = ", ".join(f"{found.get(way, 0):,} B {way}" for way in dict.fromkeys((*wanted, *found)))
             counted = f"{words}, on rank {rank} in step {step}"
-            return Check(
-                "pcie", False, expected, counted, hint=_hint(found, share), where=where(rank, record, at).only()
-            )
+            spot = where(rank, record, at).only()
+            return Check("pcie", False, expected, counted, hint=_hint(found, share), where=spot)
     return Check("pcie", True, expected, f"{share:,} B each way")
 
 
@@ -90,17 +89,13 @@ def tiles(run: Comparison) -> Check:
     for rank, record in enumerate(run.mine.records):
         for number, event in enumerate(record):
             if isinstance(event, Copy) and (event.source, event.purpose) == (HOST, PURPOSE) and event.nbytes > most:
-                at, hint = (
-                    where(rank, record, number).only(),
-                    "copy self.tile elements of the slice, then the next tile",
-                )
+                at = where(rank, record, number).only()
+                hint = "copy self.tile elements of the slice, then the next tile"
                 return Check("tiles", False, expected, f"{event.nbytes:,} B on rank {rank}", hint=hint, where=at)
         held = peak(record, lambda buffer: buffer.nbytes if buffer.memory == HOST and buffer.kind not in _STATES else 0)
         if held.amount > most:
-            at, hint = (
-                where(rank, record, held.number).only("temp", "param"),
-                "free a tile before you allocate the next one",
-            )
+            at = where(rank, record, held.number).only("temp", "param")
+            hint = "free a tile before you allocate the next one"
             return Check("tiles", False, expected, f"{held.amount:,} B held on rank {rank}", hint=hint, where=at)
     return Check("tiles", True, expected, "they are")
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from zerosim.grading.adapting import class_of
-from zerosim.grading.asking import Examination, Keep, Wrong, by_calls
+from zerosim.grading.arrays import wrong_codes, wrong_nearest
+from zerosim.grading.asking import Examination, Keep, Wrong
 from zerosim.grading.exercise import Comparison
 from zerosim.grading.plain import shown
 from zerosim.grading.trial import Own, result_of
@@ -52,11 +53,13 @@ def radam(w: Any, g: Any, t: int, states: list[Any]) -> Any:
 
 RUNS: tuple[float | None, ...] = (0.0, DECAY, None)
 """Steps without decay, and with; then eight steps of the whole and of slices of it."""
+ROOT = "follow one weight by hand: what sum is under the root after each step? eps is added outside the root"
+RHO = "at rho <= 5 step along m / (1 - beta1**t) only; above, multiply by r and apply v's correction sqrt(1 - beta2**t)"
 STEPS = (*range(1, 13), 1000, 3000, 10_000)
 """The numbers of the steps: the first ones, and some in which powers of the betas are small."""
 
 
-def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Examination:
+def steps(formula: Formula, names: tuple[str, ...], hint: str) -> Examination:
     """Return the questions on a rule: steps against `formula`, and slices against the whole."""
 
     def ask(answer: Any, decay: Any, keep: Keep) -> None:
@@ -88,8 +91,7 @@ def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Exa
                 return _likeness(words(decay, came[:number]), t, ours, theirs[0], decay, hint)
         return None
 
-    expected = "the formula's steps, with and without decay, and the same bits for a slice as for the whole"
-    return Examination("steps", expected, f"{len(STEPS)} steps, 8 on 4 slices", lambda seed: RUNS, ask, words, wrong)
+    return Examination(lambda seed: RUNS, ask, words, wrong)
 
 
 def _ask_slices(mine: Any, states: int, keep: Keep) -> None:
@@ -105,10 +107,8 @@ def _ask_slices(mine: Any, states: int, keep: Keep) -> None:
 def _wrong_slices(came: Sequence[Any]) -> Wrong | None:
     for t, (whole, parts) in enumerate(came, 1):
         if not np.array_equal(whole, parts):
-            return (
-                f"step {t} on slices differs from a slice of the whole step",
-                "a weight's step must not depend on other weights",
-            )
+            words = f"step {t} on slices differs from a slice of the whole step"
+            return words, "a weight's step must not depend on other weights"
     return None
 
 
@@ -144,7 +144,7 @@ def near(run: Comparison) -> Check:
 
 
 # -- eight bits --------------------------------------------------------------------------------------
-def _blocks(seed: int) -> list[tuple[str, Any, Any]]:
+def blocks(seed: int) -> list[tuple[str, Any, Any]]:
     """Return blocks of values with each of two tables, and their names."""
     random = np.random.default_rng(5 + seed)
     signed = np.unique(np.concatenate([-(10.0 ** -np.linspace(0, 6, 127)), [0], 10.0 ** -np.linspace(0, 6, 128)]))
@@ -164,36 +164,17 @@ def _blocks(seed: int) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _wrong_block(asked: str, values: Any, table: Any, pair: Any) -> Wrong | None:
-    """Return the error in codes that are not the nearest entries of the table, times the largest magnitude."""
-    if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
-        return f"{asked} gave {shown(pair)[:80]}", "return codes, scale"
-    codes, scale = np.asarray(pair[0]), float(pair[1])
-    if codes.dtype != np.uint8 or codes.shape != values.shape:
-        return f"{asked}: codes of {codes.dtype} {codes.shape}", "one byte a value: dtype uint8"
-    if not math.isfinite(scale) or scale != float(np.abs(values).max()):
-        words = f"{asked}: the scale is {scale:.9g}, expected {float(np.abs(values).max()):.9g}"
-        return words, "the largest magnitude of the block"
-    return _wrong_code(asked, values, table, codes, scale)
+def wrong_block(asked: str, values: Any, table: Any, pair: Any) -> Wrong | None:
+    if wrong := wrong_codes(asked, values, pair, len(values), "scale", "one byte a value"):
+        return wrong
+    return wrong_nearest(asked, values, table, np.asarray(pair[0]), float(pair[1]), "the scale", _BELOW)
 
 
-def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -> tuple[str, str] | None:
-    """Return the first value whose entry is further away than another one, by more than rounding."""
-    unit = values.astype(np.float64) / (scale or 1.0)
-    gaps = np.abs(unit[:, None] - table[None, :].astype(np.float64))
-    mine, best = gaps[np.arange(len(codes)), codes], gaps.min(axis=1)
-    bad = np.flatnonzero(mine > best + 1e-7 * np.abs(unit))
-    if not bad.size:
-        return None
-    at = int(bad[0])
-    words = f"{asked}: value {unit[at]:.4g} of the scale became {table[codes[at]]:.4g}, nearest is "
-    hint = "searchsorted gives the entry above: is the entry below nearer?"
-    hint = hint if scale else "0/0 has no nearest entry: treat a block of zeros separately"
-    return words + f"{table[gaps[at].argmin()]:.4g}", hint
+_BELOW = "searchsorted gives the entry above: is the entry below nearer?"
 
 
 # -- bf16 --------------------------------------------------------------------------------------------
-def _rows(seed: int) -> list[tuple[str, Any, Any]]:
+def rows(seed: int) -> list[tuple[str, Any, Any]]:
     """Return values, and 16 drawn bits for each."""
     random = np.random.default_rng(6 + seed)
     floats = (random.standard_normal(4000) * 10.0 ** random.uniform(-20, 20, 4000)).astype(np.float32)
@@ -212,7 +193,7 @@ def _rows(seed: int) -> list[tuple[str, Any, Any]]:
     return [(asked, values, drawn.astype(np.uint32)) for asked, values, drawn in rows]
 
 
-def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
+def wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
     """Return the error of a row: values round up if the drawn bits are less than the 16 that are cut off."""
     rounded = np.asarray(came)
     if rounded.dtype != np.float32 or rounded.shape != values.shape:
@@ -225,21 +206,8 @@ def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
     at = int(bad[0])
     expected = right.astype(np.uint32).view(np.float32)[at]
     words = f"{asked}: {values[at]!s} with {drawn[at]} drawn became {rounded[at]!s}, expected {expected!s}"
-    if values[at] < 0 and rounded[at] > values[at]:
-        return (
-            words,
-            "up is away from 0: a negative value becomes smaller, where the draw is less than the bits cut off",
-        )
-    return words, "which 16 bits are cut off? The value rounds up exactly where the draw is less than these bits"
+    return words, _AWAY if values[at] < 0 and rounded[at] > values[at] else _BITS
 
 
-QUANTISER = by_calls(
-    "codes",
-    "the largest magnitude of a block, and for each value divided by it the nearest table entry",
-    "12 blocks",
-    _blocks,
-    _wrong_block,
-)
-ROUNDING = by_calls(
-    "bits", "bf16, rounded up more often the nearer the upper neighbour is", "8 rows", _rows, _wrong_row
-)
+_AWAY = "up is away from 0: a negative value becomes smaller, where the draw is less than the bits cut off"
+_BITS = "which 16 bits are cut off? The value rounds up exactly where the draw is less than these bits"

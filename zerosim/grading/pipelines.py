@@ -27,6 +27,7 @@ GPIPE = (
     "first backward as soon as the stage holds as many as it may"
 )
 PENDING = "a waiting weight gradient keeps its microbatch live: how many may wait on this stage before one must run?"
+_SAME = "gradients of microbatches are added in the order of the backwards: run backwards in the order of the forwards"
 ORDER = "neighbours must exchange the same microbatches in the same order, forward and backward"
 
 
@@ -40,10 +41,7 @@ def losses(run: Comparison) -> Check:
     expected = f"losses {theirs}, and all {len(alone.weights)} parameters, bit-identical to those of one stage"
     if mine.losses == alone.losses and same == len(alone.weights):
         return Check("losses", True, expected, "they are")
-    hint = (
-        "gradients of microbatches are added in the order of the backwards: run backwards in the order of the forwards"
-    )
-    return Check("losses", False, expected, f"losses {ours}, {same} parameters bit-identical", hint=hint)
+    return Check("losses", False, expected, f"losses {ours}, {same} parameters bit-identical", hint=_SAME)
 
 
 def live(most: Form, hint: str = GPIPE) -> Judge:
@@ -59,14 +57,11 @@ def live(most: Form, hint: str = GPIPE) -> Judge:
         if wrong is None:
             return Check("live", True, expected, _listed(found))
         number = next(number for number, count in enumerate(counts[wrong]) if count > allowed[wrong])
-        if hint == GPIPE and found[wrong] < batches:
-            more = (
-                f"stage {wrong} begins {found[wrong]} forwards before its first backward ends, and may {allowed[wrong]}"
-            )
-            at = where(wrong, run.mine.records[wrong], number)
-            return Check("live", False, expected, _listed(found), hint=f"{more}: count p - i again", where=at)
-        at = where(wrong, run.mine.records[wrong], number)
-        return Check("live", False, expected, _listed(found), hint=hint, where=at)
+        at, too_many = where(wrong, run.mine.records[wrong], number), found[wrong]
+        is_off = hint == GPIPE and too_many < batches
+        begins = f"stage {wrong} begins {too_many} forwards before its first backward ends, and may {allowed[wrong]}"
+        told = f"{begins}: count p - i again" if is_off else hint
+        return Check("live", False, expected, _listed(found), hint=told, where=at)
 
     return check
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from zerosim.device.events import Copy, Scope
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
 from zerosim.grading.waiting import OnPaper
 from zerosim.ledger.clock import simulate
@@ -107,7 +107,7 @@ def _moves(nbytes: int, source: str, target: str) -> list[tuple[int, str, str]]:
     return [(nbytes, source, target)]
 
 
-def _questions(seed: int) -> list[tuple[Any, ...]]:
+def questions(seed: int) -> list[tuple[Any, ...]]:
     draw, rows = random.Random(19 + seed), list[tuple[int, ...]](ON_PAPER)
     while len(rows) < len(ON_PAPER) + 16:
         psi = draw.choice((5, 10, 20))
@@ -124,7 +124,7 @@ def _asked(
     return f"my_offload{given}", *given
 
 
-def _wrong(
+def wrong(
     asked: str, psi: int, room: dict[str, int], links: dict[str, int], compute: int, update: dict[str, int], came: Any
 ) -> Wrong | None:
     """Return the error in an answer, compared with the best placement that fits."""
@@ -160,12 +160,3 @@ def _over(psi: int, room: dict[str, int], where: Placement) -> str:
     """Return the first memory that has too little room, in words; '' if everything fits."""
     needs = held(psi, where)
     return next((f"{needs[one]} GB on {one}, room for {room[one]}" for one in MEMORIES if needs[one] > room[one]), "")
-
-
-OFFLOAD = by_calls(
-    "step",
-    "a placement that fits and has the shortest step",
-    f"{len(ON_PAPER) + 16} machines, every placement timed by the clock",
-    _questions,
-    _wrong,
-)

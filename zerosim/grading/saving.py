@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
 
 _OLD = -1.0
@@ -16,7 +16,7 @@ _OLD = -1.0
 
 
 # -- a state for other ranks -------------------------------------------------------------------------
-def _states(seed: int) -> list[tuple[Any, ...]]:
+def states(seed: int) -> list[tuple[Any, ...]]:
     draw, found = random.Random(31 + seed), []
     for words, numels, before, after in (
         ("", (10, 11, 14), 4, 2),
@@ -35,7 +35,7 @@ def _states(seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _wrong_pieces(asked: str, pieces: list[Any], numel: int, ranks: int, came: Any) -> Wrong | None:
+def wrong_pieces(asked: str, pieces: list[Any], numel: int, ranks: int, came: Any) -> Wrong | None:
     if not isinstance(came, list | tuple) or len(came) != ranks:
         return f"{asked}: {shown(came)[:80]}", f"return {ranks} pieces, one for each rank"
     size = -(-numel // ranks)
@@ -108,7 +108,7 @@ _SORT = "files come in any order: sort the pieces by their starts before you joi
 _Files = dict[int, list[tuple[str, int, int]]]
 
 
-def _folders(seed: int) -> list[tuple[Any, ...]]:
+def folders(seed: int) -> list[tuple[Any, ...]]:
     draw = random.Random(32 + seed)
     found = []
     for words in ("a run is missing", "a file is missing", "a run ends early", "copies", "nothing is missing"):
@@ -164,7 +164,7 @@ def _hole(files: _Files, sizes: Mapping[str, int], ranks: int) -> tuple[int, str
     return None
 
 
-def _wrong_hole(asked: str, files: _Files, sizes: dict[str, int], ranks: int, came: Any) -> Wrong | None:
+def wrong_hole(asked: str, files: _Files, sizes: dict[str, int], ranks: int, came: Any) -> Wrong | None:
     right = _hole(files, sizes, ranks)
     if came is None or right is None:
         if came is right:
@@ -212,6 +212,3 @@ _NOTHING = "every number is in some file. That a rank has none of a tensor, or t
 _COVERED = "ask which numbers are there, not how many: copies count once, and a rank need not have some of each tensor"
 _REACH = "sort all files' runs of a tensor by start, and remember how far they reach: up to its last number"
 _OWNER = "the rank follows from the place in the buffer: (numbers of the tensors before + start) // numbers of a slice"
-
-RECUT = by_calls("pieces", "the same numbers in other pieces, padding made anew", "5 states", _states, _wrong_pieces)
-HOLE = by_calls("hole", "the rank and the numbers that no file has", "5 folders", _folders, _wrong_hole)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
 from zerosim.tensor.float8_codes import E4M3, codes_of, values_of
 
@@ -16,7 +16,7 @@ _STEP = 2.0**-9
 """The smallest number of e4m3 above 0, and the gap between numbers that lose digits."""
 
 
-def _matrices(seed: int) -> list[tuple[Any, ...]]:
+def matrices(seed: int) -> list[tuple[Any, ...]]:
     random, found = np.random.default_rng(46 + seed), []
     for words, (rows, columns), (high, wide), sizes in (
         ("one block", (4, 8), (4, 8), (1.0,)),
@@ -51,7 +51,7 @@ def _blocks(values: Any, block: tuple[int, int]) -> Any:
     return cut.transpose(0, 2, 1, 3).reshape(rows // high, columns // wide, high * wide)
 
 
-def _wrong_scales(asked: str, values: Any, block: tuple[int, int], came: Any) -> Wrong | None:
+def wrong_scales(asked: str, values: Any, block: tuple[int, int], came: Any) -> Wrong | None:
     blocks, scales = _blocks(values, block), np.asarray(came)
     if scales.dtype.kind != "f" or scales.shape != blocks.shape[:2]:
         words = f"{asked}: {shown(came)[:40]} is {scales.dtype} {scales.shape}, expected floats {blocks.shape[:2]}"
@@ -67,7 +67,7 @@ def _wrong_scales(asked: str, values: Any, block: tuple[int, int], came: Any) ->
         beyond = np.count_nonzero(codes & 0x7F > E4M3.top)
         if beyond:
             words = f"{where} {beyond} of {numbers.size} numbers saturate: the largest is {_TOP * scale:.4g}"
-            return words, _too_low(float(scale), numbers, blocks)
+            return words, _hint(float(scale), numbers, blocks, is_low=True)
         gaps = np.abs(values_of(np, E4M3, codes) * scale.astype(np.float64) - numbers)
         least = np.abs(numbers).max() / np.float64(_TOP) * _STEP
         far = np.flatnonzero((gaps > np.abs(numbers) / 16) & (gaps >= least * (1 - 1e-6)))
@@ -75,52 +75,31 @@ def _wrong_scales(asked: str, values: Any, block: tuple[int, int], came: Any) ->
             lost = int(far[np.abs(numbers[far]).argmin()])
             back = float(values_of(np, E4M3, codes)[lost] * scale)
             words = f"{where} {numbers[lost]:.4g} comes back as {back:.4g}"
-            return words, _too_high(float(scale), numbers, blocks)
+            return words, _hint(float(scale), numbers, blocks, is_low=False)
     return None
 
 
-def _too_low(scale: float, numbers: Any, blocks: Any) -> str:
+def _hint(scale: float, numbers: Any, blocks: Any, *, is_low: bool) -> str:
+    """Return what a scale is instead: one that is too low for the largest number, or too high for small ones."""
     amax = float(np.abs(numbers).max())
-    if _near(scale, _TOP / amax):
-        return _INVERTED
-    if any(_near(scale, one / _TOP) or _near(scale, one) for one in _means(numbers)):
-        return _MEAN
-    if _near(scale, max(numbers.max(), 0) / _TOP):
-        return "the largest magnitude may be a negative number's: take absolute values first"
-    if np.frexp(scale)[0] == 0.5 and amax / _TOP < 2 * scale:
-        return "a power of two has to be rounded up: rounded down, the largest numbers are above 448"
-    if any(_near(scale, one / _TOP) for one in _amaxes(blocks)):
-        return _OTHER
-    return "the largest magnitude of the block must become 448: what is it divided by then?"
-
-
-def _too_high(scale: float, numbers: Any, blocks: Any) -> str:
-    amax = float(np.abs(numbers).max())
-    if _near(scale, _TOP / amax):
-        return _INVERTED
-    if any(_near(scale, one) for one in _means(numbers)):
-        return _MEAN
-    if _near(scale, amax):
-        return "codes go up to 448, not to 1: of e4m3's 256 numbers you use the small ones alone"
-    if any(_near(scale, one / _TOP) for one in _amaxes(blocks)):
-        return _OTHER
-    if amax / _TOP < scale < 9 * amax / _TOP:
-        return "a power of two too high: each doubling costs small numbers a digit, and the smallest become 0"
-    return "the scale is too large, so small numbers lose digits: which number must become 448?"
-
-
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-3)
+    means = _means(numbers)
+    usual = [
+        (_INVERTED, [_TOP / amax]),
+        (_MEAN, [*means, *(one / _TOP for one in means)] if is_low else means),
+        (_SIGN, [max(float(numbers.max()), 0.0) / _TOP] if is_low else []),
+        (_ONE, [] if is_low else [amax]),
+    ]
+    others = (_OTHER, [float(one) / _TOP for one in np.abs(blocks).max(axis=2).ravel() if one])
+    down = (_DOWN, [scale] if is_low and np.frexp(scale)[0] == 0.5 and amax / _TOP < 2 * scale else [])
+    up = (_UP, [scale] if not is_low and amax / _TOP < scale < 9 * amax / _TOP else [])
+    rows = [*usual, down, others, up]
+    is_it = (hint for hint, wrong in rows if any(math.isclose(scale, one, rel_tol=1e-3) for one in wrong))
+    return next(is_it, _LARGEST if is_low else _SMALL)
 
 
 def _means(numbers: Any) -> tuple[float, ...]:
     exact = numbers.astype(np.float64)
     return tuple(map(float, (np.abs(exact).mean(), exact.std(), np.sqrt((exact**2).mean()))))
-
-
-def _amaxes(blocks: Any) -> list[float]:
-    """Return the largest magnitude of each block, which the whole matrix's is one of."""
-    return [float(one) for one in np.abs(blocks).max(axis=2).ravel() if one]
 
 
 _SHAPE = "a scale for each block: as many rows as the matrix has blocks downwards, as many columns as it has across"
@@ -130,5 +109,9 @@ _ZEROS = "0 / 0 is nan: a block of zeros needs a scale too, and any positive one
 _POSITIVE = "a scale is a positive, finite number: values are divided by it"
 _INVERTED = "that is one over the scale: values are divided by it, and the largest must become 448"
 _OTHER = "that is the scale of another block: each block has its own largest magnitude"
-
-SCALES = by_calls("scales", "nothing saturates, and small numbers stay", "5 matrices", _matrices, _wrong_scales)
+_SIGN = "the largest magnitude may be a negative number's: take absolute values first"
+_ONE = "codes go up to 448, not to 1: of e4m3's 256 numbers you use the small ones alone"
+_DOWN = "a power of two has to be rounded up: rounded down, the largest numbers are above 448"
+_UP = "a power of two too high: each doubling costs small numbers a digit, and the smallest become 0"
+_LARGEST = "the largest magnitude of the block must become 448: what is it divided by then?"
+_SMALL = "the scale is too large, so small numbers lose digits: which number must become 448?"

@@ -40,7 +40,7 @@ def copied(run: Comparison) -> Check:
     wanted = sum(_copies(run.reference.records[0], 0).values())
     expected = f"each flat's second shard copied once after its update: {wanted:,} B in a step's forward"
     for rank, record in enumerate(run.mine.records):
-        for step in range(run.case.config.optim.steps or 1):
+        for step in run.steps:
             copies = _copies(record, step)
             if (total := sum(copies.values())) == wanted:
                 continue

@@ -12,6 +12,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +41,12 @@ class Part(NamedTuple):
     usual: frozenset[Shape] = frozenset()
 
 
-def own_parts() -> list[Part]:
+@cache
+def own_parts() -> tuple[Part, ...]:
     """Return the definitions of zerosim's own files, except those that are given with an exercise."""
     folder = _HOME / "zerosim"
     files = [path for path in sorted(folder.rglob("*.py")) if path.parent.name != "given"]
-    return [part for path in files for part in _of_file(path, str(path.relative_to(_HOME).as_posix()))]
+    return tuple(part for path in files for part in _of_file(path, str(path.relative_to(_HOME).as_posix())))
 
 
 def published_parts(folder: str | None) -> list[Part]:
@@ -95,10 +97,8 @@ def likenesses(mine: Iterable[Part], sources: Iterable[Iterable[Part]]) -> list[
             alike = {key: share for key, share in shares.items() if share >= LIKE}
             if alike:
                 place, other = max(alike, key=lambda key: alike[key])
-                files = len({place for place, _ in shares})
-                several = (
-                    f" ({len({place for place, _ in alike})} of {files} files have this form)" if len(alike) > 1 else ""
-                )
+                files, of = (len({place for place, _ in keys}) for keys in (alike, shares))
+                several = f" ({files} of {of} files have this form)" if len(alike) > 1 else ""
                 found.append(f"{top} is {alike[place, other]:.0%} like {place}, {other}{several}")
     return found
 

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from zerosim.analysis.formulas.states import padded_numel
-from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.grading.checks import bytes_text, psi_of
 from zerosim.grading.compare import different_weights
 from zerosim.grading.exercise import Comparison
 from zerosim.grading.hooks import NO_COMPUTE, told
 from zerosim.grading.record import calls, carries_states, where
-from zerosim.grading.trial import Trial, result_of
+from zerosim.grading.trial import result_of
 from zerosim.grading.verdict import Check
 from zerosim.units import few
 
+_AHEAD = "launch a unit's gather in the hook of the unit BEFORE it, and wait for it in its own hook"
 HALVES = ("reduce_scatter", "all_gather")
 
 
@@ -34,7 +34,7 @@ def volume(run: Comparison) -> Check:
     most = elements(config, psi_of(result, run.exercise.stage), table)
     # Bytes of an element, for the N slices that travel.
     each = 2 * Fraction(config.mesh.ranks - 1, config.mesh.ranks)
-    per_step = [Fraction(sum(step), config.mesh.ranks) for step in _sent(run.mine, config)]
+    per_step = [Fraction(_sent(run, step), config.mesh.ranks) for step in run.steps]
     expected = f"at most {text} (N-1)/N elements = {bytes_text(most * each)} B sent per rank and step"
     if max(per_step) > most * each:
         return _parted(run, "volume", expected, f"{bytes_text(max(per_step))} B")
@@ -95,20 +95,16 @@ def number(run: Comparison) -> Check:
 def overlap(run: Comparison) -> Check:
     """Check the gathers in flight while another unit computed, per step."""
     config, units = run.case.config, len(result_of(run.mine).units)
-    wanted, steps = 2 * (units - 1) * config.data.accumulate, config.optim.steps or 1
-    counts = [len(_overlapped(record)) / steps for record in run.mine.records]
+    wanted = 2 * (units - 1) * config.data.accumulate
+    counts = [len(_overlapped(record)) / len(run.steps) for record in run.mine.records]
     expected = f"{wanted} gathers per step launched before another unit computes, all except the first of each pass"
     if min(counts) >= wanted:
         return Check("overlap", True, expected, f"{min(counts):g}")
     rank = counts.index(min(counts))
-    return Check(
-        "overlap",
-        False,
-        expected,
-        f"{counts[rank]:g} on rank {rank}; late: {_late_words(run.mine.records[rank])}",
-        hint="launch a unit's gather in the hook of the unit BEFORE it, and wait for it in its own hook",
-        where=next((where(rank, run.mine.records[rank], at).only() for at in _late(run.mine.records[rank])), None),
-    )
+    record = run.mine.records[rank]
+    counted = f"{counts[rank]:g} on rank {rank}; late: {_late_words(record)}"
+    at = next((where(rank, record, at).only() for at in _late(record)), None)
+    return Check("overlap", False, expected, counted, hint=_AHEAD, where=at)
 
 
 def _overlapped(record: Sequence[Event]) -> list[int]:
@@ -183,10 +179,7 @@ def _parted(run: Comparison, name: str, expected: str, counted: str, hint: str =
     return Check(name, False, expected, f"{counted}; {words}", hint=hint or how or words, where=at)
 
 
-def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:
-    """Return bytes of model states by step, then by rank."""
-    result, steps = result_of(trial), range(config.optim.steps or 1)
-    return [
-        [sum(row.wire_bytes for row in rows if row.step == step and carries_states(row)) for rows in result.traffic]
-        for step in steps
-    ]
+def _sent(run: Comparison, step: int) -> int:
+    """Return the ranks' bytes of model states in a step."""
+    rows = (row for rows in result_of(run.mine).traffic for row in rows if row.step == step)
+    return sum(row.wire_bytes for row in rows if carries_states(row))

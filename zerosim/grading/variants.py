@@ -42,7 +42,7 @@ def variant(one: Exercise, seed: int) -> Exercise:
     # A skeleton or question may name GPT's units.
     families = ("gpt",) if "wte" in one.skeleton + one.question else tuple(_FAMILIES)
     family, layers = draw.choice(families), draw.choice((2, 3))
-    cases = [case(one.stage, **_varied(run, draw, family, layers)) for run in row["runs"]]
+    cases = [case(one.stage, **_varied(run, draw, family, layers)) for run in row.get("runs", ())]
     return dataclasses.replace(one, cases=tuple(cases), **changes)
 
 

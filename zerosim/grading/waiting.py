@@ -13,7 +13,7 @@ from typing import Any
 
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.device.events import Copy, Kernel, Launch, Scope, Wait
-from zerosim.grading.asking import Wrong, by_calls
+from zerosim.grading.asking import Wrong
 from zerosim.grading.plain import shown
 from zerosim.ledger.clock import simulate
 from zerosim.ledger.entries import Busy, Entry
@@ -29,7 +29,7 @@ PIPELINES = ((1, 1, 10), (2, 1, 10), (4, 1, 10), (5, 1, 8), (7, 1, 10), (2, 2, 1
 """Stages, chunks, and the inverse of the allowed bubble."""
 
 
-def _rows(seed: int) -> list[tuple[str, list[int], list[int]]]:
+def rows(seed: int) -> list[tuple[str, list[int], list[int]]]:
     """Return seconds of units: those on paper, then drawn ones."""
     draw = random.Random(7 + seed)
     units = [(list(compute), list(gather)) for compute, gather in SMALL]
@@ -40,7 +40,7 @@ def _rows(seed: int) -> list[tuple[str, list[int], list[int]]]:
     return [(f"my_depth({compute}, {gather})", compute, gather) for compute, gather in units]
 
 
-def _wrong_depth(asked: str, compute: list[int], gather: list[int], depth: Any) -> Wrong | None:
+def wrong_depth(asked: str, compute: list[int], gather: list[int], depth: Any) -> Wrong | None:
     """Return the error in a depth, from gathers so many units ahead by the clock."""
     waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
     right = waits.index(waits[-1])
@@ -96,7 +96,7 @@ def waited(compute: Sequence[int], gather: Sequence[int], ahead: int) -> float:
     return sum(simulate({0: entries}, [0, 0], Mesh(dp_shard=2), OnPaper()).last.exposed.values())
 
 
-def _pipelines(seed: int) -> list[tuple[str, int, int, Fraction]]:
+def pipelines(seed: int) -> list[tuple[str, int, int, Fraction]]:
     draw = random.Random(seed)
     drawn = [(draw.randint(2, 6), draw.randint(1, 3), draw.randint(5, 15)) for _ in range(3)]
     return [
@@ -105,7 +105,7 @@ def _pipelines(seed: int) -> list[tuple[str, int, int, Fraction]]:
     ]
 
 
-def _wrong_micro_batches(asked: str, stages: int, chunks: int, share: Fraction, count: Any) -> Wrong | None:
+def wrong_micro_batches(asked: str, stages: int, chunks: int, share: Fraction, count: Any) -> Wrong | None:
     """Return the error in a number of microbatches, from the bubble counted with so many, and with the next fewer."""
     pace = stages if chunks > 1 else 1
     if type(count) is not int or not 1 <= count <= 1000 or count % pace:
@@ -130,19 +130,3 @@ def bubble_of(stages: int, chunks: int, count: int) -> Fraction:
     """Return idle slots divided by busy slots, of 1F1B or, with several chunks, interleaved."""
     order = SCHEDULES["1f1b" if chunks == 1 else "interleaved"]
     return counted_bubble(slots_of([order(stages, stage, count, chunks) for stage in range(stages)]))
-
-
-DEPTH = by_calls(
-    "depth",
-    "the fewest prefetched units that wait no longer than prefetching all",
-    f"{len(SMALL) + 20} rows of units, timed by the clock",
-    _rows,
-    _wrong_depth,
-)
-MICRO_BATCHES = by_calls(
-    "bubble",
-    "the fewest microbatches whose bubble is at most the share",
-    f"{len(PIPELINES)} pipelines, counted in slots",
-    _pipelines,
-    _wrong_micro_batches,
-)
