@@ -76,11 +76,13 @@ NOT_DRAWN = (
     *("ep", "etp", *EXPERT_SIZES, *ExpertsConfig.options()),
     *Fp8Config.options(),
     *MtpConfig.options(),
+    *("lora_by_rows", "frozen_fp32"),
 )
 """Other machines, files, checkpoints (`state/test_resume.py`), text, what `crosses.of_family` gives, numbers on which
 no byte depends, an option for larger models (`optim/test_paging.py`), experts, which
 `parallel/test_expert_parallel.py` draws, products in 8 bits, for larger widths (`train/test_fp8_runs.py`), and blocks
-that predict further tokens, of few families (`parallel/test_mtp.py`)."""
+that predict further tokens, of few families (`parallel/test_mtp.py`), and adapters of stacks of experts and frozen
+shards in fp32 (`parallel/test_expert_parallel.py`, `parallel/test_lora.py`)."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),

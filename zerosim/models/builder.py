@@ -161,9 +161,9 @@ class Builder:
 
     def _kind(self, number: int) -> object:
         """Return what tells blocks apart whose layers are built: their own numbers where all are, where names decide
-        what is trained, and where maps keep something from step to step."""
-        is_own = self.builds_all or tells_apart(self.tuning) or self.group.products(number) is not None
-        return number if is_own else self.sizes.kind(number)
+        what is trained, and where maps or routers keep something from step to step."""
+        keeps = self.group.products(number) is not None or self.group.balance is not None
+        return number if self.builds_all or keeps or tells_apart(self.tuning) else self.sizes.kind(number)
 
     def numbers(self, names: str, count: int) -> Sequence[int]:
         """Return the numbers of the blocks to build, of `count` in the model, called `names`."""
