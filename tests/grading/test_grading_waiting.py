@@ -20,7 +20,7 @@ from zerosim.grading.waiting import bubble_of, waited
         (lambda compute, gather: 0, "my_depth([2, 2, 2, 2], [1, 1, 1, 1]) is 0, expected 1; waits with"),
         (lambda compute, gather: len(compute) - 1, "is 3, expected 1"),
         (lambda compute, gather: min(1, len(compute) - 1), "is 1, expected 3"),
-        (lambda compute, gather: 0.0, "is 0.0, expected 0 to 0"),
+        (lambda compute, gather: 0.0, "is 0.0, expected a number of other units, 0 to 0"),
     ],
 )
 def test_a_depth_that_is_too_small_or_too_large(answer: Any, words: str) -> None:
