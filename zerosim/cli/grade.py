@@ -70,12 +70,12 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(class_table(args.folder, wanted, args.seed, args.published, path))
         return 0
     of = [wanted] if wanted else path.exercises if path else EXERCISES
+    figures = output(args, "json", also=[args.file])
+    scores = output(args, "gradescope", also=[args.file], apart=[figures if args.json != "-" else None])
     try:
         hand_in = read(args.file, wanted, args.seed)
     except InputError as error:
         if os.path.isfile(args.file):  # a hand-in that cannot be graded has a result, too
-            figures = output(args, "json", also=[args.file])
-            scores = output(args, "gradescope", also=[args.file], apart=[figures if args.json != "-" else None])
             nothing = values(args.file, args.seed, of, [], path=path, why=str(error))
             why = printable(str(error))
             with written((figures, as_json(lambda: nothing)), (scores, as_json(lambda: gradescope(of, [], path, why)))):
@@ -93,8 +93,6 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(
                 f"{flag} {path_given}: {names} runs no training: leave {flag} out, or name another --exercise"
             )
-    figures = output(args, "json", also=[args.file])
-    scores = output(args, "gradescope", also=[args.file], apart=[figures if args.json != "-" else None])
     picture = output(args, "plot", also=[args.file], apart=[figures if args.json != "-" else None, scores])
     before = [figures if args.json != "-" else None, scores, picture]
     web_page = output(args, "html", also=[args.file], apart=before)
