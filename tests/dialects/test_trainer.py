@@ -282,6 +282,20 @@ def test_qlora_is_pefts(tmp_path: Path) -> None:
     assert (tuning.lora_alpha, tuning.lora_target, config.precision.param_dtype) == (32.0, "q,v", "bf16")
 
 
+@pytest.mark.parametrize(
+    ("model", "target", "words"),
+    [
+        ("qwen3-30b-a3b", "all", "all"),
+        ("qwen3-8b", "all", "all-linear"),
+        ("mixtral-8x7b", "gate,w1,w2,w3", "router,gate,down,up"),
+    ],
+)
+def test_words_of_adapters_of_experts(tmp_path: Path, model: str, target: str, words: str) -> None:
+    """LLaMA-Factory gives PEFT the names of all linear modules: not what PEFT's all-linear is beside experts."""
+    reading = factory(tmp_path, f"lora_target: {target}", model=model)
+    assert reading.values["lora_target"] == words
+
+
 def test_an_accelerate_file_beside_arguments_wraps_the_model(tmp_path: Path) -> None:
     args, launch = tmp_path / "args.json", tmp_path / "launch.yaml"
     args.write_text(json.dumps({"output_dir": "x", "bf16": True, "per_device_train_batch_size": 2}), encoding="utf-8")

@@ -156,7 +156,6 @@ def test_flops_of_a_step_are_those_of_active_parameters() -> None:
 
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 def test_merged_adapters_of_experts_compute_the_same(model: str, tmp_path: Path) -> None:
-    """And all-linear leaves stacks out, as PEFT does: they are no modules."""
     tokens = np.random.default_rng(2).integers(0, 256, (1, 4, 17)).repeat(2, axis=0)
     np.savez(tmp_path / "equal.npz", tokens=tokens)
     few: dict[str, Any] = BASE | dict(
@@ -168,8 +167,38 @@ def test_merged_adapters_of_experts_compute_the_same(model: str, tmp_path: Path)
     np.savez(tmp_path / "merged.npz", **merged(run(adapted.replace(steps=1)).weights, adapted))
     plain = run(RunConfig(**few | dict(weights=str(tmp_path / "merged.npz"), steps=1)))
     assert plain.losses[0][0] == pytest.approx(both.losses[1][0], abs=2e-6)
-    names = build_model(RunConfig(**few, lora_rank=2, lora_target="all-linear"), cpu()).shapes()
-    assert not [name for name in names if "lora" in name and ".experts." in name]
+
+
+TARGETS: dict[str, tuple[str, str, dict[str, int]]] = {
+    "no words are renamed": ("llama", "all-linear", {}),
+    "PEFT's word": ("mixtral", "all-linear", {"gate": 2, "experts.gate_up_proj": 16, "experts.down_proj": 8}),
+    "names of modules": ("mixtral", "all", {}),
+    "names that shared experts have": ("deepseek_v3", "all", {"experts.gate_up_proj": 16, "experts.down_proj": 8}),
+    "an expert's words": ("qwen3_moe", "down", {"experts.down_proj": 8}),
+    "a name": ("deepseek_v3", "shared_experts.down_proj", {"shared_experts.down_proj": 2}),
+    "the stacks": ("olmoe", "experts", {"experts.gate_up_proj": 8, "experts.down_proj": 8}),
+    "a router": ("llama4_text", "router", {"router": 2}),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_words_of_adapters_mean_what_peft_takes_them_for(case: str) -> None:
+    """The feed-forward's adapters and the rows of A: rank 2 of each of 4 experts, twice that of gate and up in one."""
+    family, target, adapted = TARGETS[case]
+    sizes: dict[str, Any] = dict(model=family, experts=4, hidden=32, heads=4, layers=1, ranks=1)
+    config = RunConfig(**sizes, lora_rank=2, lora_target=target)
+    ranks = dict[str, int]()
+    for name, (rows, *_) in build_model(config, cpu()).shapes().items():
+        at, is_a, _ = name.partition(".lora_A.")
+        if is_a and ".self_attn." not in at:
+            ranks[at.partition(".0.")[2].partition(".")[2]] = rows
+    assert ranks == adapted
+
+
+def test_one_half_of_a_stack_has_no_adapter() -> None:
+    config = RunConfig(model="mixtral", ranks=1, lora_rank=2, lora_target="q,gate")
+    with pytest.raises(InputError, match="gate and up are one weight, and PEFT adapts both or none; choose gate,up"):
+        run(config)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from zerosim.config import RunConfig
 from zerosim.dialects.reading import Notes
+from zerosim.errors import InputError
+from zerosim.placement.block import ALL_LINEAR, ALL_MODULES
 
 _MAPS = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
+_MAPS |= {"gate": "router", "w1": "gate", "w2": "down", "w3": "up"}  # of models with experts
 
 
 def targets(notes: Notes, key: str, said: Any) -> str | None:
     """Return PEFT's target modules as patterns of zerosim; None where they are refused."""
-    if said in ("all", "all-linear", ["all"], ["all-linear"]):
-        return "all-linear"
+    if said in (ALL_MODULES, ALL_LINEAR, [ALL_MODULES], [ALL_LINEAR]):
+        return ALL_LINEAR
     words = [word.strip() for word in said.split(",")] if isinstance(said, str) else list(said or ())
     if not words or not all(isinstance(word, str) and word for word in words):
         notes.refuse(key, "zerosim", f"{said!r}: expected names of linear maps", "write all, or names such as q_proj")
@@ -36,5 +40,16 @@ def adapters(
     notes.sets(alpha[0], "understood", words, lora_alpha=float(scale))
     notes.sets(dropout[0], lora_dropout=float(dropout[1]))
     if target[1] is not None:
-        words = "every linear map of a block, not the head" if target[1] == "all-linear" else ""
-        notes.sets(target[0], "understood", words, lora_target=target[1])
+        is_all = target[1] == ALL_LINEAR
+        words = "every linear map of a block, not the head" if is_all else ""
+        found = ALL_MODULES if is_all and _renames(notes) else target[1]
+        notes.sets(target[0], "understood", words, lora_target=found)
+
+
+def _renames(notes: Notes) -> bool:
+    """Return whether PEFT renames maps of the model; False if it is not known."""
+    model = notes.context.given.get("model", notes.values.get("model"))
+    try:
+        return model is not None and RunConfig(model=model, ranks=1).model.decoder.block.renames
+    except InputError:
+        return False

@@ -35,7 +35,7 @@ class WithAdapter:
     def backward(self, grad: Buffer) -> Grads:
         device, k = grad.device, grad.device.backend
         left, right = self.factors()
-        dstack = grad.array if self.transposed else grad.array.swapaxes(1, 2)
+        dstack = _outputs_first(grad.array, self.experts, transposed=self.transposed)
         da, db = self.a.new_grad(), self.b.new_grad()
         into_b, into_a = _by_expert(da.array, db.array, self.experts)
         flops = 2 * grad.numel * right.shape[1]
@@ -55,6 +55,12 @@ def _by_expert(a: Array, b: Array, experts: int) -> tuple[Array, Array]:
     return _of_outputs(b, experts), a.reshape(experts, -1, a.shape[1])
 
 
+def _outputs_first(array: Array, experts: int, *, transposed: bool) -> Array:
+    """View a stack, or one map, as (E, O, I)."""
+    each = array.reshape(experts, *array.shape[-2:])
+    return each if transposed else each.swapaxes(1, 2)
+
+
 def _of_outputs(b: Array, experts: int) -> Array:
     return b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1)
 
@@ -62,16 +68,14 @@ def _of_outputs(b: Array, experts: int) -> Array:
 def stack_with_adapter(stack: Operand, a: Operand, b: Operand, scale: float, *, transposed: bool = True) -> Tensor:
     """Return a stack plus scale times each expert's B A: a copy of all experts' maps, kept for backward.
 
-    Shapes: stack and result (E, O, I), or (E, I, O) unless `transposed`; a (E r, I), b (O, r E).
+    Shapes: stack and result (E, O, I), or (E, I, O) unless `transposed`; a (E r, I), b (O, r E). One map is (O, I).
     """
     device, k = stack.device, stack.device.backend
-    out, values, rule = (
-        device.alloc(stack.shape, stack.dtype, Kind.ACTIVATION),
-        stack.buffer,
-        WithAdapter(a, b, scale, stack.shape[0], transposed),
-    )
+    experts = stack.shape[0] if len(stack.shape) == 3 else 1
+    out, values = device.alloc(stack.shape, stack.dtype, Kind.ACTIVATION), stack.buffer
+    rule = WithAdapter(a, b, scale, experts, transposed)
     left, right = rule.factors()
-    into = out.array if transposed else out.array.swapaxes(1, 2)
+    into = _outputs_first(out.array, experts, transposed=transposed)
     device.kernel(2 * out.numel * right.shape[1], k.matmul, left, right, into)
     device.kernel(out.numel, k.multiply, out.array, scale, out.array)
     device.kernel(out.numel, k.add, out.array, values.array, out.array)

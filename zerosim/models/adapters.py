@@ -18,7 +18,7 @@ def merged(weights: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
     """Return the base's weights, W + s B A in each map with adapters: a model without adapters that computes the same.
 
     Added in float64, rounded once. Shapes: A (r, I), B (O, r); W in its map's layout, (I, O) or (O, I). Of experts
-    A (E r, I), B (O, r E), as PEFT has them.
+    A (E r, I), B (O, r E), as PEFT has them; of a router as if E were 1.
     """
     import numpy as np
 
@@ -31,14 +31,15 @@ def merged(weights: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
             continue
         target, b = targets[map_name], weights[f"{map_name}.lora_B.weight"]
         own = base[target.weight]
-        if target.is_stack:
-            (experts, *_), wide = own.shape, len(b)
+        if target.is_bare:
+            experts, wide = len(own) if own.ndim == 3 else 1, len(b)
             each = (
                 b.reshape(wide, -1, experts).astype(np.float64),
                 a.reshape(experts, -1, a.shape[1]).astype(np.float64),
             )
             of = "ore,eri->eoi" if target.map.layout == "out_in" else "ore,eri->eio"
-            own[...] = (own + config.tuning.scale * np.einsum(of, *each)).astype(own.dtype)
+            delta = np.einsum(of, *each).reshape(own.shape)
+            own[...] = (own + config.tuning.scale * delta).astype(own.dtype)
             continue
         delta = config.tuning.scale * (b.astype(np.float64) @ a.astype(np.float64))  # (O, I)
         window = own if target.map.layout == "out_in" else own.T

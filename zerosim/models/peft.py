@@ -45,9 +45,9 @@ def adapted(model: ModelConfig, names: Mapping[str, Any]) -> dict[str, Target]:
 
 def check_peft(model: ModelConfig, names: Mapping[str, Any], flag: str) -> None:
     """Check the maps with adapters of these names. Raises: InputError if one is a part of a fused map."""
-    if stacks := [name for name, one in adapted(model, names).items() if one.is_stack]:
+    if stacks := [name for name, one in adapted(model, names).items() if one.is_bare]:
         raise InputError(
-            f"{flag}: adapters of stacks of experts ({stacks[0]}) are nested in PEFT's files; choose OUT.npz, or "
+            f"{flag}: adapters of experts and routers ({stacks[0]}) are nested in PEFT's files; choose OUT.npz, or "
             "--save-merged DIR"
         )
     if parts := [name for name, one in adapted(model, names).items() if one.columns is not None]:

@@ -211,7 +211,7 @@ def _block_names(block: Block) -> set[str]:
     norms = ["weight", "bias"] if block.norm == "layer" else ["weight"]
     names = {f"{norm}.{one}" for branch in block.branches for norm in (branch.before, branch.after) for one in norms}
     for _, target in block.targets():
-        if target.is_stack:
+        if target.is_bare:
             continue
         names |= {f"{target.weight}.weight", *([f"{target.weight}.bias"] if target.map.bias else [])}
     names |= {block.attention.named("sinks")} if block.sinks else set()

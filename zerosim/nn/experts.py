@@ -18,7 +18,7 @@ from zerosim.dtypes import compute_dtype
 from zerosim.nn.context import LayerContext
 from zerosim.nn.experts_router import Router, router_map
 from zerosim.nn.lora import in_autocast
-from zerosim.nn.lora_stacks import AdaptedStack
+from zerosim.nn.lora_stacks import DOWN, UP, AdaptedStack
 from zerosim.placement.block import Experts, Role
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
@@ -64,7 +64,7 @@ class ExpertsLayer:
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
         stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
-        return AdaptedStack(at, stack, inner, wide, transposed=self.row.layout == "out_in")
+        return AdaptedStack(at, self.row, stack, UP if is_first else DOWN, inner, wide)
 
     def _biases(self, here: LayerContext, last: bool, wide: int) -> Parameter | None:
         """Declare the biases of all experts' first or `last` maps, if they have some. Of the last ones a rank that has

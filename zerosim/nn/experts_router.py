@@ -12,8 +12,9 @@ from zerosim.functional.router import Chosen
 from zerosim.nn.balance import Noted
 from zerosim.nn.context import LayerContext
 from zerosim.nn.lora import in_autocast
+from zerosim.nn.lora_stacks import adapted_router
 from zerosim.placement.block import BALANCE, Experts
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 
 class Router:
@@ -29,12 +30,13 @@ class Router:
         if self.balance is not None:
             self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
         at = here / row.gate
-        self.gate = at.declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=summed)
+        gate = at.declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=summed)
+        self.read = adapted_router(at, row, gate)
         self.gate_bias = at.declare("bias", (sizes.experts,), summed=summed) if row.gate_bias else None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Chosen]:
         dtype = fp32 if self.is_wide and x.dtype.is_half else None
-        logits = router_map(self.here, x, self.gate, dtype, self.gate_bias)
+        logits = router_map(self.here, x, self.read(), dtype, self.gate_bias)
         balance, device = self.balance, x.device
         bias = None if balance is None else balance.bias(self.name, device)
         weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
@@ -51,7 +53,7 @@ class Router:
 
 
 def router_map(
-    here: LayerContext, x: Tensor, weight: Parameter, dtype: DType | None = None, bias: Parameter | None = None
+    here: LayerContext, x: Tensor, weight: Operand, dtype: DType | None = None, bias: Parameter | None = None
 ) -> Tensor:
     """Return a router's map of x, under autocast where the run is."""
     [own], ([read], more) = in_autocast(here, x, [weight], [] if bias is None else [bias])

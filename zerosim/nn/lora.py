@@ -22,13 +22,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim import functional as F
-from zerosim.config.parts.tuning import ALL_LINEAR, matches, widens_norms
+from zerosim.config.parts.tuning import is_target, renames, widens_norms
 from zerosim.device.device import Buffer
 from zerosim.dtypes import dtype
 from zerosim.errors import wrong
 from zerosim.functional.linear import Linear, linear_result
 from zerosim.functional.lora import PLAIN, Adapted, Adapter, Down, Drop, Way, add_adapters
 from zerosim.nn.context import LayerContext
+from zerosim.placement.block import target_words
 from zerosim.placement.spec import unit_of
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable
@@ -41,7 +42,7 @@ class Adaptable(NamedTuple):
     name    the map's, or that of some columns of a fused one
     inner   the whole's widths in and out
     first   the first local column
-    words   the words of `lora_target` that mean it
+    words   its own words of `lora_target`
     is_part  it is some columns of a fused map
     cut     of a column-parallel map: how a group cuts B's outputs; None if it cannot, as neighbours hold copies of some
     """
@@ -53,13 +54,6 @@ class Adaptable(NamedTuple):
     words: tuple[str, ...] = ()
     is_part: bool = False
     cut: Mapping[str, Any] | None = MappingProxyType({})
-
-
-def is_target(word: str, name: str, words: Sequence[str], *, is_part: bool) -> bool:
-    """Return whether a word of `lora_target` means this map, or these columns of a fused one (`is_part`)."""
-    if word == ALL_LINEAR:
-        return not is_part
-    return word in words or matches(word, name)
 
 
 def way_of(here: LayerContext) -> Way:
@@ -138,8 +132,10 @@ class Adapters:
         if not tuning.lora_rank:
             return
         self.unit = unit_of(here.name)
+        to_experts = renames(here.block, tuning)
         for one in targets:
-            if any(is_target(word, one.name, one.words, is_part=one.is_part) for word in tuning.targets):
+            words = target_words(one.words, is_part=one.is_part, renames=to_experts)
+            if any(is_target(word, one.name, words) for word in tuning.targets):
                 self.targets.append(one)
                 self.adapters.append(self._declare(here.named(one.name), one, by_rows=by_rows))
         if here.policy.is_litgpt and all(set(one.words) & {"q", "k", "v"} for one in self.targets):

@@ -7,6 +7,7 @@ read which maps a block has from its row. Closed forms have a list of their own,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 Width = Literal["heads", "kv_heads", "ffn", "shared", "values", "q_latent", "kv_latent", "latent", "pairs"]
@@ -176,20 +177,40 @@ class Target(NamedTuple):
     weight   the name of the map, or of the map's weight
     map      its row
     columns  the outputs of the fused weight that it is; None: all
-    words    the words of `lora_target` that mean it
-    is_stack  it is the maps of all experts, one weight
+    words    the words of `lora_target` that mean it, ALL_LINEAR among them
+    is_bare  it is a weight of no nn.Linear: the maps of all experts, or the router's
     """
 
     weight: str
     map: Map
     columns: Out | None = None
     words: tuple[str, ...] = ()
-    is_stack: bool = False
+    is_bare: bool = False
 
-    @property
-    def is_part(self) -> bool:
-        """Whether all-linear leaves it out: it is no nn.Linear."""
-        return self.columns is not None or self.is_stack
+
+ALL_LINEAR, ALL_MODULES = "all-linear", "all"
+"""All maps: PEFT's word for them, or the names of all modules that are nn.Linear, which other programs give PEFT."""
+FEED_FORWARD = ("gate", "up", "down")
+LORA_WORDS = frozenset(("q", "k", "v", "o", "fc", *FEED_FORWARD, "experts", "router", ALL_LINEAR, ALL_MODULES))
+"""The words of `lora_target` that are no patterns of names."""
+
+
+def target_words(words: tuple[str, ...], *, is_part: bool = False, renames: bool = False) -> tuple[str, ...]:
+    """Return the words of `lora_target` that mean a map with these own ones, or (`is_part`) columns of a fused one. A
+    feed-forward's words go to the experts of the model, if it `renames` them (`Block.renames`)."""
+    if renames and set(FEED_FORWARD) & set(words):
+        return ()
+    return words if is_part else (*words, ALL_LINEAR, ALL_MODULES)
+
+
+def expert_words(row: Experts, *, renames: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the words of `lora_target` that mean the stacks of experts' first and last maps, and the router. Shared
+    experts have modules of the names that mean stacks."""
+    if not renames:
+        return ("experts",), ("experts",), ("router",)
+    gate, up, down = FEED_FORWARD
+    everything = (ALL_LINEAR, ALL_MODULES) if row.shared else (ALL_LINEAR,)
+    return ("experts", gate, up, *everything), ("experts", down, *everything), ("router", ALL_LINEAR)
 
 
 class Block(NamedTuple):
@@ -211,6 +232,8 @@ class Block(NamedTuple):
     cross     a third branch, whose queries read an encoder's output
     biases    the name of a table in the first block, of a bias of scores for each head and distance, which all blocks
               read; '' none
+    renames   PEFT takes the words of feed-forward maps, and all-linear, for experts' stacks and the router: linear maps
+              in transformers 4 (peft 0.21, utils/transformers_weight_conversion.py). Dense maps then have no words
     """
 
     attention: Branch
@@ -228,6 +251,7 @@ class Block(NamedTuple):
     query_scale: float = 0.0
     inner_dropout: bool = False
     sinks: bool = False
+    renames: bool = False
 
     @property
     def without_experts(self) -> Block:
@@ -261,26 +285,32 @@ class Block(NamedTuple):
             attention = attention._replace(rows=attention.rows._replace(part=""))
         return attention, *([] if self.cross is None else [self.cross]), self.mlp
 
-    def targets(self) -> Iterator[tuple[str, Target]]:
-        """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
+    def targets(self, *, by_module: bool = False) -> Iterator[tuple[str, Target]]:
+        """Yield what may have an adapter: every map, the columns of fused ones that have names, experts' stacks, the
+        router. `by_module`: no word is renamed."""
+        renames = self.renames and not by_module
+        words = partial(target_words, renames=renames)
         for branch in self.branches:
             if (experts := branch.experts) is not None:
-                for name, one in zip(experts.stacks, (branch.columns, branch.rows), strict=True):
-                    at, own = branch.named(name), one._replace(layout=experts.layout)
-                    yield at, Target(at, own, None, ("experts",), is_stack=True)
+                *of_stacks, of_router = expert_words(experts, renames=renames)
+                for name, one, own in zip(experts.stacks, (branch.columns, branch.rows), of_stacks, strict=True):
+                    at = branch.named(name)
+                    yield at, Target(at, one._replace(layout=experts.layout), None, own, is_bare=True)
+                at = branch.named(experts.gate)
+                yield at, Target(f"{at}.weight", Map(experts.gate), None, of_router, is_bare=True)
         for branch in (found for one in self.branches if (found := one.dense) is not None):
             rows = branch.rows
             for columns in branch.inward:
                 whole, only = branch.named(columns.name), columns.outs[0].words if len(columns.outs) == 1 else ()
                 if columns.fused:
-                    yield whole, Target(whole, columns, None, only)
+                    yield whole, Target(whole, columns, None, words(only))
                 for out in columns.outs:
                     name = branch.named(out.name)
                     if not columns.fused:
-                        yield name, Target(name, columns, None, out.words)
+                        yield name, Target(name, columns, None, words(out.words))
                     elif out.name:
-                        yield name, Target(whole, columns, out, out.words)
-            yield branch.named(rows.name), Target(branch.named(rows.name), rows, None, rows.words)
+                        yield name, Target(whole, columns, out, words(out.words, is_part=True))
+            yield branch.named(rows.name), Target(branch.named(rows.name), rows, None, words(rows.words))
 
 
 class Masked(NamedTuple):
@@ -349,8 +379,3 @@ class Decoder(NamedTuple):
         """The block of each stack, and its blocks' name."""
         second = self.second
         return (self.block, self.blocks), *([] if second is None else [(second.block, second.blocks)])
-
-    @property
-    def words(self) -> list[str]:
-        """All words of `lora_target` that mean maps of its blocks."""
-        return list(dict.fromkeys(word for block, _ in self.stacks for _, one in block.targets() for word in one.words))

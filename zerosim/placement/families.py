@@ -161,15 +161,17 @@ def latent(*, low_rank: bool = True, bias: bool = False) -> Branch:
     return _ATTENTION._replace(columns=first, rows=_back("o_proj", bias=bias)._replace(inner="values"), latent=maps)
 
 
-def _experts(row: Decoder, experts: Experts) -> Decoder:
+def _experts(row: Decoder, experts: Experts, *, renames: bool = True) -> Decoder:
     """Return the row with experts in its feed-forward."""
-    return _blocks(row, mlp=row.block.mlp._replace(experts=experts))
+    return _blocks(row, mlp=row.block.mlp._replace(experts=experts), renames=renames)
 
 
 MIXTRAL = _experts(
     LLAMA, Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"), module="block_sparse_moe")
 )
-QWEN2_MOE = _experts(QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"))
+QWEN2_MOE = _experts(
+    QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"), renames=False
+)
 QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
 OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
 _BALANCED = Experts("sigmoid", ranks="two", shared="shared_experts", biased=True, is_wide=True)
@@ -180,12 +182,14 @@ DEEPSEEK_V3 = _experts(_DEEPSEEK, _BALANCED)
 GPT_OSS = _experts(
     _blocks(biased(LLAMA), sinks=True, between="clamped_swiglu"),
     Experts("softmax of chosen", normed=False, gate="router", gate_bias=True, layout="in_out", bias=True, stored=()),
+    renames=False,
 )
 LLAMA4 = _experts(
     _blocks(LLAMA, qk_norm="plain", mlp=_MLP._replace(name="feed_forward")),
     Experts(
         "sigmoid", normed=False, applied="inputs", gate="router", layout="in_out", shared="shared_expert", stored=()
     ),
+    renames=False,
 )._replace(interleaved=True)
 WITH_EXPERTS: Mapping[str, Experts] = MappingProxyType(
     {

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.model import ModelConfig
-from zerosim.config.parts.tuning import ALL_LINEAR, matches
+from zerosim.config.parts.tuning import is_target, matches, renames
 from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.models.model import Model
-from zerosim.nn.lora import is_target
+from zerosim.placement.block import FEED_FORWARD
 from zerosim.placement.layout import Layout
 from zerosim.placement.spec import FlatSpec, unit_of
 
@@ -25,12 +25,16 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
         word = pattern.removeprefix("!")
         if not any(matches(word, name) for name in names):
             yield wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
-    maps = config.model.targets() if tuning.lora_rank else {}
+    maps = config.model.targets(by_module=tuning.lora_by_rows) if tuning.lora_rank else {}
     for word in tuning.targets:
-        if not any(is_target(word, name, one.words, is_part=one.is_part) for name, one in maps.items()):
-            known = [*config.model.decoder.words, ALL_LINEAR]
+        if not any(is_target(word, name, one.words) for name, one in maps.items()):
+            known = dict.fromkeys(word for one in maps.values() for word in one.words)
             near = did_you_mean(word, known, nearest(word, names))
             yield wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
+    gate, up, _ = FEED_FORWARD
+    if renames(config.model.decoder.block, tuning) and (given := {gate, up} & {*tuning.targets}) and len(given) == 1:
+        why = "in an expert's stack gate and up are one weight, and PEFT adapts both or none; choose gate,up"
+        yield wrong("lora_target", f" {tuning.lora_target!r}: {why}")
     if tuning.base is not None and not any(flat.format for flat in model.flats):
         yield wrong("base", f" {tuning.base!r}: no linear map of a block is frozen; leave base out, or freeze one")
     if not any(map(tuning.trains, names)):

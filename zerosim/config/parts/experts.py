@@ -17,7 +17,7 @@ from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.reduction import Reduction
-from zerosim.config.parts.tuning import TuningConfig
+from zerosim.config.parts.tuning import TuningConfig, adapts_bare
 from zerosim.errors import InputError, wrong
 from zerosim.placement.block import Experts
 from zerosim.placement.mesh import CUTS, SHARES
@@ -192,7 +192,7 @@ def rules(
     data: DataConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
-    adapted = model.has_experts and any(word == "experts" or "experts." in word for word in tuning.targets)
+    adapted = model.has_experts and adapts_bare(tuning, model.decoder.block)
     if tuning.lora_by_rows and not adapted:
         yield wrong("lora_by_rows", ": no expert has an adapter; choose --lora-target experts, or leave it out")
     if not model.has_experts:
@@ -229,9 +229,13 @@ def rules(
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
     cut_by = next((name for name in ("tp", "etp") if mesh.axes.size(name) > 1), "")
     if adapted and cut_by:
-        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose {cut_by} 1")
+        yield wrong(
+            "lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose {cut_by} 1, or q,k,v,o"
+        )
     if tuning.lora_dropout and adapted:
-        yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
+        yield wrong(
+            "lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0, or q,k,v,o"
+        )
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:

@@ -358,15 +358,15 @@ class ModelConfig(Part):
         number = unit.rpartition(".")[2]
         return self.block_at(int(number) if number.isdigit() else 0, own)
 
-    def targets(self) -> dict[str, Target]:
-        """Return what may have an adapter in all blocks, by its whole name."""
+    def targets(self, *, by_module: bool = False) -> dict[str, Target]:
+        """Return what may have an adapter in all blocks, by its whole name. `by_module`: as `Block.targets`."""
         named, prefix = dict[str, Target](), self.decoder.prefix
         for (block, blocks), depth in zip(self.decoder.stacks, self.depths, strict=True):
             for number in range(depth):
                 at, own = f"{prefix}{blocks}.{number}", self.block_at(number, block)
                 named |= {
-                    f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}{'' if one.is_stack else '.weight'}")
-                    for name, one in own.targets()
+                    f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}{'' if one.is_bare else '.weight'}")
+                    for name, one in own.targets(by_module=by_module)
                 }
         return named
 

@@ -14,13 +14,12 @@ from fnmatch import fnmatchcase
 
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.errors import wrong
-from zerosim.placement.block import Block
+from zerosim.placement.block import LORA_WORDS, Block
 from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
-ALL_LINEAR = "all-linear"
 NOT_CUT = -1
 
 
@@ -47,8 +46,9 @@ class TuningConfig(Part):
         None, "scale the adapters' output by A/R", above=0, metavar="A", shown="R, which scales by 1"
     )
     lora_target: str | None = option(
-        None, "linear maps that get adapters: q, k, v (for gpt: columns of its fused map), o, gate, up, down or fc; or "
-        "a map's name, a pattern, or all-linear", metavar="q,v|all-linear|PATTERN,...", shown="q,v",
+        None, "linear maps that get adapters: q, k, v (for gpt: columns of its fused map), o, gate, up, down or fc; a "
+        "map's name or a pattern; experts, router; all-linear (PEFT's), or all (the names of all linear modules)",
+        metavar="q,v|all-linear|PATTERN,...", shown="q,v",
         also=("--lora-target-modules",),
     )  # fmt: skip
     lora_dropout: float = option(0.0, "probability of dropping an element of an adapter's input", below=1, metavar="P")
@@ -231,3 +231,19 @@ def matches(pattern: str, name: str) -> bool:
     """Return whether a pattern matches a run of the dotted parts of a parameter's name."""
     wanted, parts = pattern.split("."), name.split(".")
     return any(all(map(fnmatchcase, parts[start:], wanted)) for start in range(len(parts) - len(wanted) + 1))
+
+
+def is_target(word: str, name: str, words: Sequence[str]) -> bool:
+    """Return whether a word of `lora_target` means the map of this name, which these words mean, or a pattern does."""
+    return word in words if word in LORA_WORDS else matches(word, name)
+
+
+def renames(block: Block, tuning: TuningConfig) -> bool:
+    """Return whether words of feed-forward maps mean experts (`Block.renames`). prime-rl adapts modules by name."""
+    return block.renames and not tuning.lora_by_rows
+
+
+def adapts_bare(tuning: TuningConfig, block: Block) -> bool:
+    """Return whether weights of no nn.Linear get adapters: experts' stacks, or the router's."""
+    bare = {name: one.words for name, one in block.targets(by_module=tuning.lora_by_rows) if one.is_bare}
+    return any(is_target(word, name, words) for word in tuning.targets for name, words in bare.items())
