@@ -73,9 +73,6 @@ OF_CALLER = ("hf-", "unsloth")
 """How modes begin in which the head's input lives until the loss is computed, a local of transformers' forward."""
 AFTER_MODEL = "unsloth-half-autocast"
 """The mode that holds most after transformers' forward has returned."""
-OF_MEGATRON = "megatron"
-"""How modes begin in which the logits of the last further token live until forward ends, a local of Megatron-Core's
-GPTModel (core/models/gpt/gpt_model.py, _postprocess, 0.16.1)."""
 FUSED = ("megatron-fused", "megatron-compiled")
 """Modes in which a tensor-parallel group exchanges the target's logit and the sum of exponentials together."""
 Mode = Callable[[list[Buffer], Sums, LogitsGrad], tuple[Buffer, MakeGrad]]

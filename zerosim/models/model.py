@@ -22,7 +22,7 @@ from zerosim.functional.labels import predicted, sample_labels
 from zerosim.functional.liger_loss import LIGER, LigerLoss
 from zerosim.functional.lora import Casts
 from zerosim.functional.loss import LogitsGrad, MakeGrad, form_rows
-from zerosim.functional.loss_modes import FUSED, MODES, OF_MEGATRON
+from zerosim.functional.loss_modes import FUSED, MODES
 from zerosim.nn import Group, TokenTable, Unit
 from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
 from zerosim.nn.mtp import Further
@@ -211,9 +211,7 @@ class Model:
             return self.chunked_loss(targets, scale=scale * factor, count=count)(state)
         made = self.head.logits(state)
         node, logits = made.node, [made.buffer]
-        if self.further is not None and self.loss_mode.startswith(OF_MEGATRON):
-            self.further.logits = made.buffer
-        del made  # otherwise the loss frees them as soon as it can
+        del made  # the loss frees them as soon as it can
         total, make_grad = self.loss(logits, targets, scale=scale * factor, count=count)
         return Tensor(total, None if node is None else Node(OfLogits(make_grad), (node,)))
 

@@ -41,7 +41,6 @@ class Further:
         self.ids, self.targets = list[Buffer](), list[Buffer]()
         self.loss_of: LossOf | None = None
         self.tokens = 0
-        self.logits: Buffer | None = None  # of the last depth, if the caller holds them
 
     def open(self, ids: list[Buffer], targets: list[Buffer], tokens: int, loss_of: LossOf) -> None:
         """Take a microbatch's ids and targets by depth, of rows of so many tokens, before its forward."""
@@ -55,7 +54,7 @@ class Further:
 
     def close(self) -> None:
         """Drop the tokens, and the model's loss, when the microbatch's forward has ended."""
-        self.ids, self.targets, self.loss_of, self.logits = [], [], None, None
+        self.ids, self.targets, self.loss_of = [], [], None
 
 
 class FurtherTable:
