@@ -9,7 +9,8 @@ from zerosim import functional as F
 from zerosim.backends.forms import Choice
 from zerosim.comm.runtime import make_backend
 from zerosim.device.device import Device, Kind
-from zerosim.device.events import Kernel
+from zerosim.device.events import Alloc, Free, Kernel
+from zerosim.device.recorder import Recorder
 from zerosim.dtypes import bf16
 from zerosim.errors import InputError
 from zerosim.placement.spread import EVEN
@@ -46,6 +47,38 @@ def test_gradients_of_rows_on_their_way() -> None:
         return F.combine(F.weigh(F.dispatch(x, way), F.row_weights(weights, way)), way, x.shape)
 
     gradcheck(there_and_back, [(TOKENS, WIDE), (TOKENS, K)])
+
+
+def test_composed_weighing_also_holds_the_gradient_times_the_rows() -> None:
+    """PyTorch's backward of (R, D) * (R, 1) makes two products of R x D and then sums one of them."""
+
+    def backward_of(composed: bool) -> tuple[int, list[np.ndarray]]:
+        device, rng = cpu(Recorder(keep=True)), np.random.default_rng(8)
+        leaves = [Leaf(), Leaf()]
+        rows, weights = (
+            Tensor(tensor(rng.standard_normal(shape), device, dtype="fp64").buffer, leaf)
+            for shape, leaf in zip([(TOKENS, WIDE), (TOKENS, 1)], leaves, strict=True)
+        )
+        out = F.weigh(rows, weights, composed=composed)
+        grad = tensor(rng.standard_normal(out.shape), device, dtype="fp64").buffer
+        device.recorder.drain()
+        before = len(device.recorder.history)
+        assert out.node is not None
+        backward(out.node, [grad])
+        device.recorder.drain()
+        sizes, peak = dict[int, int](), 0
+        for event in list(device.recorder.history)[before:]:
+            if isinstance(event, Alloc):
+                sizes[event.id] = event.nbytes
+            elif isinstance(event, Free):
+                sizes.pop(event.id, None)
+            peak = max(peak, sum(sizes.values()))
+        return peak, [leaf.take().array.copy() for leaf in leaves]
+
+    (fused, one), (composed, other) = backward_of(False), backward_of(True)
+    assert composed - fused == 8 * TOKENS * WIDE
+    for left, right in zip(one, other, strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["in_out", "out_in"])

@@ -80,29 +80,36 @@ def combine(rows: Tensor, routing: Routing, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Weigh:
-    """Saves rows and weights."""
+    """Saves rows and weights.
+
+    composed  PyTorch's multiplication of two tensors: its backward multiplies the gradient by the rows at full width
+              and sums the product after both gradients are there (torch/csrc/autograd: MulBackward0; the engine's
+              validate_outputs)
+    """
 
     rows: Readable
     weights: Readable
+    composed: bool = False
 
     def backward(self, grad: Buffer) -> Grads:
         drows, dweights = self.rows.new_grad(), self.weights.new_grad()
+        _product = grad.device.alloc(grad.shape, grad.dtype, Kind.TEMP) if self.composed else None
         arrays = rows_of(grad.array), rows_of(self.rows.array), self.weights.array, rows_of(drows.array), dweights.array
         grad.device.kernel(3 * grad.numel, grad.device.backend.weigh_rows_backward, *arrays)
         return drows, dweights
 
 
-def weigh(rows: Tensor, weights: Tensor, dtype: DType | None = None) -> Tensor:
+def weigh(rows: Tensor, weights: Tensor, dtype: DType | None = None, *, composed: bool = False) -> Tensor:
     """Return each row times its weight, by way of `dtype` if it is given: then a copy of the rows in it is kept.
     Shapes: rows and result (..., D), of R rows, weights (R, 1)."""
     if dtype not in (None, rows.dtype):
-        return cast(weigh(cast(rows, dtype), cast(weights, dtype)), rows.dtype)
+        return cast(weigh(cast(rows, dtype), cast(weights, dtype), composed=composed), rows.dtype)
     out = like(rows)
     rows.device.kernel(
         out.numel, rows.device.backend.weigh_rows, rows_of(rows.array), weights.array, rows_of(out.array)
     )
     saved = {"rows": held(rows), "weights": held(weights)}
-    return apply(Weigh(held(rows), held(weights)), out, rows, weights, op="weigh", saved=saved)
+    return apply(Weigh(held(rows), held(weights), composed), out, rows, weights, op="weigh", saved=saved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class ExpertsLayer:
         self.fuses = block.is_gated and here.policy.saves == "megatron"
         self.between, self.part = between, block.mlp.columns.part
         self.hidden, self.here, self.kernel = sizes.hidden, here, here.experts.experts_kernel
+        composed = here.policy.saves == "eager" and self.kernel != "eager"  # which weighs an expert's rows at a time
+        self.weigh = partial(F.weigh, composed=composed)
         self.router = Router(here, row)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up, of_up = self._stack(here, "columns", sizes.hidden, inner), self._biases(here, False, inner)
@@ -100,7 +102,7 @@ class ExpertsLayer:
         rows = self._maps(rows, way.counts, of_rows if inside else None)
         wide = None if self.here.experts.weigh_dtype is None else compute_dtype(x.dtype)
         return self.experts.combine(
-            way, rows, None if inside else partial(F.weigh, weights=of_rows, dtype=wide), x.shape
+            way, rows, None if inside else partial(self.weigh, weights=of_rows, dtype=wide), x.shape
         )
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
@@ -122,7 +124,7 @@ class ExpertsLayer:
             (rows, *_), ([up], [down], biases) = in_autocast(self.here, rows, [up], [down], biases)
         of_up, of_down = biases or (None, None)
         if weights is not None and self.applied == "inputs":
-            rows, weights = F.weigh(rows, weights), None
+            rows, weights = self.weigh(rows, weights), None
 
         def adapted(rows: Tensor, of: AdaptedStack, **how: Any) -> Tensor:
             y = product(rows, **how)
@@ -132,7 +134,7 @@ class ExpertsLayer:
         of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
         rows = of_act(run(self.part, into, rows))
         if weights is not None:
-            rows = run("mlp_act", F.weigh, rows, weights)
+            rows = run("mlp_act", self.weigh, rows, weights)
         size, index = self.experts.width_of(self.maps)
         first = 0
         if of_down is not None and of_down.shape[1] * size == self.hidden:
