@@ -3,7 +3,8 @@
 Live bytes per logit of a half type:
 
                       forward   until backward   backward
-    in-place             2            2              2     the gradient overwrites the logits
+    in-place             2            2              2     the gradient overwrites the logits; Transformer Engine's
+                                                           kernel before its #3193 (July 2026)
     lean                 4            2              2     a separate buffer; the logits are freed before backward
     megatron             6            4              6     an fp32 copy becomes probabilities, then their gradient
     megatron-fused       6            4              6     Transformer Engine's kernel: forward computes an fp32
