@@ -12,6 +12,7 @@ from cuda_arrays import junk, to_device
 from kernel_cases import CASES, Case, check
 
 from zerosim.backends.cuda import attention as cuda_attention
+from zerosim.backends.cuda import batched as cuda_batched
 from zerosim.backends.cuda import blocks as cuda_blocks
 from zerosim.backends.cuda import flash as cuda_flash
 from zerosim.backends.cuda import fused as cuda_fused
@@ -54,11 +55,14 @@ def test_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch, case: Case, dtype
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_scores_of_all_queries_are_never_held(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+@pytest.mark.parametrize("flash", [cuda_flash, cuda_batched])
+def test_scores_of_all_queries_are_never_held(monkeypatch: pytest.MonkeyPatch, flash: Any, dtype: Any) -> None:
     """Every piece of memory that flash and a block ask for is of SCORES scores at most; all would not hold one head's
     T x T."""
     scores, tokens, heads, dropout = 2 * 1024, 256, Heads(2, 1), Dropout(KEY, 0.25)
-    monkeypatch.setattr(cuda_tiles, "SCORES", scores)
+    for module in (cuda_tiles, cuda_batched):
+        monkeypatch.setattr(module, "SCORES", scores)
+    blocks = cuda_blocks if flash is cuda_flash else flash
     draw = np.random.default_rng(5).standard_normal
     qkv, grad = (to_device(draw((1, tokens, columns)).astype(dtype)) for columns in (16, 8))
     out, dqkv = to_device(junk((1, tokens, 8), np.dtype(dtype))), to_device(junk((1, tokens, 16), np.dtype(dtype)))
@@ -73,10 +77,10 @@ def test_scores_of_all_queries_are_never_held(monkeypatch: pytest.MonkeyPatch, d
         return pool.malloc(size)
 
     with cp.cuda.using_allocator(malloc):
-        cuda_flash.flash_attention(qkv, heads, dropout, out, lse)
-        cuda_flash.flash_attention_backward(grad, qkv, heads, dropout, out, lse, delta, dqkv)
-        cuda_blocks.attention_block(q, kv, heads, where, dropout, merged, lse)
-        cuda_blocks.attention_block_backward(grad, q, kv, heads, where, dropout, lse, delta, dq, dkv)
+        flash.flash_attention(qkv, heads, dropout, out, lse)
+        flash.flash_attention_backward(grad, qkv, heads, dropout, out, lse, delta, dqkv)
+        blocks.attention_block(q, kv, heads, where, dropout, merged, lse)
+        blocks.attention_block_backward(grad, q, kv, heads, where, dropout, lse, delta, dq, dkv)
     assert asked
     assert max(asked) <= 4 * scores
     assert pool.total_bytes() < 2 * tokens * tokens
@@ -92,7 +96,8 @@ def test_rows_of_a_mask_are_the_masks() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)], ids=str)
-def test_no_sequences_and_no_tokens(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("flash", [cuda_flash, cuda_batched])
+def test_no_sequences_and_no_tokens(flash: Any, shape: tuple[int, int]) -> None:
     batch, tokens = shape
     qkv, out, lse, probs = (
         to_device(np.empty(s, np.float32))
@@ -100,9 +105,10 @@ def test_no_sequences_and_no_tokens(shape: tuple[int, int]) -> None:
     )
     cuda_attention.attention(qkv, Heads(2, 2), Probs(probs), out)
     cuda_attention.attention_backward(out, qkv, Heads(2, 2), Probs(probs), probs, qkv)
-    cuda_flash.flash_attention(qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse)
-    cuda_flash.flash_attention_backward(out, qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse, lse, qkv)
+    flash.flash_attention(qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse)
+    flash.flash_attention_backward(out, qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse, lse, qkv)
     none = Heads(2, 2), Met((range(tokens),), (range(tokens),), tokens), Dropout(KEY, 0.5)
-    cuda_blocks.attention_block(out, qkv[..., 8:], *none, out, lse)
+    blocks = cuda_blocks if flash is cuda_flash else flash
+    blocks.attention_block(out, qkv[..., 8:], *none, out, lse)
     cuda_flash.attention_delta(out, out, Heads(2, 2), lse)
-    cuda_blocks.attention_block_backward(out, out, qkv[..., 8:], *none, lse, lse, out, qkv[..., 8:])
+    blocks.attention_block_backward(out, out, qkv[..., 8:], *none, lse, lse, out, qkv[..., 8:])

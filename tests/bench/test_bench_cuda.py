@@ -80,7 +80,7 @@ def test_every_figure_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> N
     groups = list(suite.measure(on_cpu, {"tiny": TINY}, BUDGETS, DEVICE, said.append))
     had = [figure for group in groups for figure in group.figures]
     assert len(groups) == 4  # two precisions, one rank and four
-    assert len(had) == 2 * (2 * 5 + 2 + 3)
+    assert len(had) == 2 * (3 * 5 + 2 + 3)
     for figure in had:
         if figure.value is None:
             assert figure.note == "PyTorch is not installed"

@@ -172,10 +172,10 @@ def fitting(model: str, config: RunConfig, square: int) -> RunConfig:
 
 def needed_bytes(config: RunConfig, square: int) -> int:
     """Count on shapes the bytes alive at once while the largest contestant works: two runs' states beside four ranks,
-    or four beside one rank."""
+    or five beside one rank."""
     alone, shared = plan(config), plan(over_ranks(config))
     states = STATE_BYTES * alone.num_parameters
-    one = int(SPARE * alone.memory[0].peak.total_bytes) + 4 * states + 6 * square**2
+    one = int(SPARE * alone.memory[0].peak.total_bytes) + 5 * states + 6 * square**2
     most = max(memory.peak.total_bytes for memory in shared.memory)
     four = int(SPARE * RANKS * most) + 2 * states
     return max(one, four) + LIBRARIES_BYTES

@@ -2,9 +2,9 @@
 
 numpy: two models, 2,048 tokens a step each. Single-rank figures: one BLAS thread, fp32 unless named.
 
-cuda: GPT-2's shape (124M parameters, its own vocabulary of 50,257) in bf16 and fp16, with eager and with flash
-attention on one rank, and stage 3 over four ranks on the same global batch. Tokens are random ids, the same at each
-step; no dropout. Each precision has two groups of contestants, one after the other, so that few are alive at once.
+cuda: GPT-2's shape (124M parameters, its own vocabulary of 50,257) in bf16 and fp16, with eager, flash and batched
+flash attention on one rank, and stage 3 over four ranks on the same global batch. Tokens are random ids, the same at
+each step; no dropout. Each precision has two groups of contestants, one after the other, so that few are alive at once.
 
 Every group of contestants is alive at once and takes turns (`contest.py`).
 """
@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from zerosim.bench import machine, pytorch
@@ -50,7 +51,12 @@ from zerosim.config.presets.cluster import cluster_of
 
 GOALS = {"turns": 1.15, "side by side": 0.75, "meshes": 1.3, "bf16": 1.5, "fp16": 1.7, "recording": 1.03,
          "clock": 15.0}  # fmt: skip
-ATTENTIONS = ("eager", "flash")
+ATTENTIONS: Mapping[str, tuple[Mapping[str, Any], str]] = MappingProxyType({
+    "eager": ({"attention": "eager"}, "PyTorch eager"),
+    "flash": ({"attention": "flash"}, "PyTorch flash"),
+    "batched flash": ({"attention": "flash", "batched_flash": True}, "PyTorch flash"),
+})  # fmt: skip
+"""zerosim's attentions on a GPU: their options, and PyTorch's beside each."""
 
 FEW = {"micro_batch": 1, "seq": 16}
 """A batch with almost no work for the same kernels. The remaining time is launches and the optimizer."""
@@ -253,30 +259,34 @@ def modelled(sizes: Sizes, progress: Progress) -> Group:
 
 
 def one_rank_on_gpu(case: Case) -> Group:
-    """Compare both attentions with PyTorch's, with the peak, and with their launches alone."""
+    """Compare each attention with PyTorch's, with the peak, and with their launches alone."""
     label, config, budgets = case.label, case.config, case.budgets
     hardware = machine.published(case.device["gpu"])
     case.progress(f"{label}, one rank: first steps, in which kernels are compiled")
     with ExitStack() as running:
-        ours = {kind: running.enter_context(case.run(config.replace(attention=kind))) for kind in ATTENTIONS}
+        ours = {kind: running.enter_context(case.run(config.replace(**way))) for kind, (way, _) in ATTENTIONS.items()}
         few = config.replace(positions=config.model.positions, **FEW)
         launches = running.enter_context(TrainingRun(few, case.weights, case.suite.tokens(few)))
         square = SquareProduct(budgets.square, config.precision.param_dtype, budgets.repeats)
-        names = {f"PyTorch {kind}": kind for kind in ATTENTIONS}
-        theirs, notes = torch_runs(case, names, running)
+        theirs, missing = torch_runs(case, {"PyTorch eager": "eager", "PyTorch flash": "flash"}, running)
         contestants = {**ours, "launches": launches, "square": square, **theirs}
         measured = case.interleave(contestants, budgets.one_rank, "one rank")
-        notes |= compared_losses(case, {name: ours[kind] for name, kind in names.items()}, theirs)
+        notes = {
+            kind: missing[name]
+            if name in missing
+            else compared_losses(case, {name: ours[kind]}, {name: theirs[name]})[name]
+            for kind, (_, name) in ATTENTIONS.items()
+        }
     figures, square_name = [], f"a bare {budgets.square:,} x {budgets.square:,} product"
-    for name, kind in names.items():
+    for kind, (_, name) in ATTENTIONS.items():
         rounds, what = measured[kind], f"{kind} attention"
-        both = "explicit attention in both" if kind == "eager" else "flash against scaled_dot_product_attention"
+        both = "explicit attention in both" if kind == "eager" else f"{kind} against scaled_dot_product_attention"
         figures += [
             step_time(label, f"step, {what}", rounds),
             speed(label, f"speed, {what}", rounds),
             share_of_peak(label, f"products / published peak, {what}", rounds, hardware, case.device["gpu"]),
             share_of_square(label, f"products / {square_name}, {what}", rounds, measured["square"]),
-            ratio(label, f"step / PyTorch eager, {both}", measured, kind, name, case.pytorch_goal, notes[name]),
+            ratio(label, f"step / PyTorch eager, {both}", measured, kind, name, case.pytorch_goal, notes[kind]),
         ]
     few_name = f"the same kernels on {few.model.seq} tokens / step, eager attention"
     figures += [

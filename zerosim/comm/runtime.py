@@ -44,6 +44,7 @@ Readers = Callable[[int], tuple[Reader, ...]]
 
 BACKENDS = {
     "cuda": ("zerosim.backends.cuda.backend", "CudaBackend"),
+    "cuda-batched": ("zerosim.backends.cuda.backend", "BatchedCudaBackend"),
     "meta": ("zerosim.backends.meta", "MetaBackend"),
     "numpy": ("zerosim.backends.numpy.backend", "NumpyBackend"),
 }
@@ -64,7 +65,7 @@ class World:
 
     ranks          how many
     max_running    how many run side by side; 1: they take turns, always in the same order
-    backend        the array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes only)
+    backend        the array library: 'numpy', 'cuda' (CuPy), 'cuda-batched' (--batched-flash), 'meta' (shapes only)
     transport      'threads', or 'mpi': ranks in several processes that mpirun started
     per_process    of transport mpi: ranks in each process, as threads; ranks = processes x per_process
     algorithm      'direct', 'ring', 'pairs' or 'native': a file each in `comm/algorithms/`

@@ -62,7 +62,7 @@ def _peak_bytes(config: RunConfig) -> list[int]:
     """Return each rank's peak, counted on shapes."""
     plain = config.replace(
         capacity=None, allocator="exact", allocator_conf=None, steps=1, bucket_bytes=None, collective="direct",
-        backend="numpy", world="threads", ranks_per_process=1,
+        backend="numpy", batched_flash=False, world="threads", ranks_per_process=1,
     )  # fmt: skip
     return [memory.peak.total_bytes for memory in plan(plain).memory]
 

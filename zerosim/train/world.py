@@ -20,7 +20,7 @@ def world_of(
     return World(
         ranks=config.mesh.ranks,
         max_running=config.world.max_running,
-        backend=config.world.backend,
+        backend=config.world.backend + "-batched" * config.memory.batched_flash,
         transport=config.world.transport,
         per_process=config.world.ranks_per_process,
         algorithm=config.world.algorithm,

@@ -98,7 +98,14 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside 
             if m is not None:
                 after = within(dropped_room, p.shape) if left is None else by_heads(left, heads)[part]
             own = None if sinks is None else sinks[part[1]]
-            softmax(scores, m, form_of(heads, scores, part[1], p.shape[-1]), probs=p, dropped=after, sinks=own)
+            softmax(
+                scores,
+                m,
+                form_of(heads, p.shape[1] * p.shape[2], part[1], p.shape[-1]),
+                probs=p,
+                dropped=after,
+                sinks=own,
+            )
             product(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
 
 
@@ -147,7 +154,9 @@ def attention_backward(
                 before = cp.empty(dp.shape, compute)
                 product(q[part], k[part].swapaxes(-1, -2), before, scale=scale)
             arrays = p[part], NULL if masks is None else masks[part], dp, before, ds[part]
-            run_rows(kernel, rows, tokens, *arrays, rows, tokens, *form_of(heads, dp, part[1], tokens))
+            run_rows(
+                kernel, rows, tokens, *arrays, rows, tokens, *form_of(heads, dp.shape[1] * dp.shape[2], part[1], tokens)
+            )
         if dbeside.bias is not None:
             sum_to(ds.reshape(len(ds), *dbeside.bias.shape), dbeside.bias)
         if dbeside.sinks is not None:  # a row of ds adds up to the sink's probability times sum(dp * p)

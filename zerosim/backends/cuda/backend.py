@@ -16,6 +16,7 @@ from zerosim.backends.cuda import (
     activations,
     arrays,
     attention,
+    batched,
     blocks,
     coded,
     experts,
@@ -72,3 +73,12 @@ class CudaBackend:
 
     def to_host_later(self, array: Array) -> Callable[[], Any]:
         return self._transfers.to_host_later(array)
+
+
+class BatchedCudaBackend(CudaBackend):
+    """Implements `Backend` with flash attention by strided-batched products, of `--batched-flash`."""
+
+    flash_attention = staticmethod(batched.flash_attention)
+    flash_attention_backward = staticmethod(batched.flash_attention_backward)
+    attention_block = staticmethod(batched.attention_block)
+    attention_block_backward = staticmethod(batched.attention_block_backward)

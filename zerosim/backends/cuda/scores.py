@@ -78,11 +78,10 @@ template <class S, class P> __global__ void softmax_rows(
 )
 
 
-def form_of(heads: Heads, scores: Array, group: slice, tokens: int) -> tuple[float, float, int, int, int, int, int]:
-    """Return FORM_ARGUMENTS for scores (B, K', H/K, queries, keys) of the key-value heads `group`."""
+def form_of(heads: Heads, count: int, group: slice, tokens: int) -> tuple[float, float, int, int, int, int, int]:
+    """Return FORM_ARGUMENTS for rows of `count` query heads, those of the key-value heads `group`."""
     form = heads.form
     near = 1 << ((heads.whole or heads.queries).bit_length() - 1) if form.alibi else 0
-    count = scores.shape[1] * scores.shape[2]
     first, reach = heads.first + group.start * heads.sharing, form.reach(tokens)
     return float(form.cap), float(form.alibi), near, first, count, reach, int(form.causal)
 

@@ -123,7 +123,10 @@ class Cut:
         (K, H/K), in the scores' dtype."""
         scores, after = (self._room(room, at, q) for room in self.rooms[:2])
         product(q[at.queries], k[at.keys].swapaxes(-1, -2), scores, scale=self.scale)
-        mask, form = self._mask(at, scores), form_of(self.heads, scores, at.group, self.tokens)
+        mask, form = (
+            self._mask(at, scores),
+            form_of(self.heads, scores.shape[1] * scores.shape[2], at.group, self.tokens),
+        )
         own, first = None if sinks is None else sinks[at.group], at.tile.query - at.tile.key
         softmax(scores, mask, form, dropped=after, lse=lse, sinks=own, first=first, place=place)
         product(after, v[at.keys], out, scale=self.chance)
@@ -137,7 +140,10 @@ class Cut:
         scores, dp, after, ds = (self._room(room, at, q) for room in self.rooms[:4])
         product(q[at.queries], k[at.keys].swapaxes(-1, -2), scores, scale=self.scale)
         product(grad[at.queries], v[at.keys].swapaxes(-1, -2), dp, scale=self.chance)
-        mask, form = self._mask(at, scores), form_of(self.heads, scores, at.group, self.tokens)
+        mask, form = (
+            self._mask(at, scores),
+            form_of(self.heads, scores.shape[1] * scores.shape[2], at.group, self.tokens),
+        )
         kernel, columns = raw(_BACKWARD, "flash_backward_rows", (scores.dtype, ds.dtype)), scores.shape[-1]
         arrays = scores, NULL if mask is None else mask, lse[own], delta[own], dp, after, ds
         places = scores.shape[-2], tile.query - tile.key, columns, lse.shape[-1], tile.rows.start

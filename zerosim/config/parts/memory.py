@@ -80,6 +80,10 @@ class MemoryConfig(Part):
         "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
         choices=("eager", "flash"), switches={"use_flash_attn": "flash"},
     )  # fmt: skip
+    batched_flash: bool = option(
+        False, "with --backend cuda and --attention flash: one strided-batched product over all sequences and heads of "
+        "a tile of queries, in place of one for each sequence. No GPU has run it yet",
+    )  # fmt: skip
     repeat_kv: bool = option(
         False, "repeat keys and values to all heads of queries before attention, which saves the copies: transformers' "
         "SDPA to 4.48, and Mistral's flash attention in 4.45",
@@ -153,6 +157,9 @@ def rules(
         value = getattr(memory, name)
         if not model.has_blocks and value != plain:
             yield wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
+    if memory.batched_flash and (world.backend != "cuda" or memory.attention != "flash"):
+        has = f"backend {world.backend}" if world.backend != "cuda" else f"attention {memory.attention}"
+        yield wrong("batched_flash", f": {has} has no such products; pass --backend cuda --attention flash too")
     if memory.repeat_kv and not (model.has_blocks and model.kv_heads < model.heads):
         yield wrong("repeat_kv", ": the model has as many heads of keys and values as of queries; leave it out")
     for name in ("stash_window", "offload_activations"):
