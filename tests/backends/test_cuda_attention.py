@@ -13,6 +13,7 @@ from kernel_cases import CASES, Case, check
 
 from zerosim.backends.cuda import attention as cuda_attention
 from zerosim.backends.cuda import batched as cuda_batched
+from zerosim.backends.cuda import batched_plan
 from zerosim.backends.cuda import blocks as cuda_blocks
 from zerosim.backends.cuda import flash as cuda_flash
 from zerosim.backends.cuda import fused as cuda_fused
@@ -60,7 +61,7 @@ def test_scores_of_all_queries_are_never_held(monkeypatch: pytest.MonkeyPatch, f
     """Every piece of memory that flash and a block ask for is of SCORES scores at most; all would not hold one head's
     T x T."""
     scores, tokens, heads, dropout = 2 * 1024, 256, Heads(2, 1), Dropout(KEY, 0.25)
-    for module in (cuda_tiles, cuda_batched):
+    for module in (cuda_tiles, batched_plan):
         monkeypatch.setattr(module, "SCORES", scores)
     blocks = cuda_blocks if flash is cuda_flash else flash
     draw = np.random.default_rng(5).standard_normal

@@ -15,7 +15,7 @@ from test_family_kernels import CASES as FAMILIES
 from test_gpt_oss_kernels import CASES as SINKS
 from test_latent_kernels import CASES as LATENT
 
-from zerosim.backends.cuda import batched, flash
+from zerosim.backends.cuda import batched, batched_plan, flash
 from zerosim.backends.cuda import products as cuda_products
 from zerosim.backends.cuda.backend import BatchedCudaBackend
 from zerosim.backends.forms import Scores
@@ -42,9 +42,9 @@ def test_kernel_computes_its_formula(case: Case, dtype: DType) -> None:
 @pytest.mark.parametrize("case", [case for case in WHOLE if case.name.endswith(" grouped")], ids=lambda case: case.name)
 def test_groups_and_tiles_are_the_whole(monkeypatch: pytest.MonkeyPatch, case: Case, dtype: DType) -> None:
     """Whole sequences at a time, one of two key-value heads, and one query of it."""
-    monkeypatch.setattr(batched, "QUERIES", 16)
+    monkeypatch.setattr(batched_plan, "QUERIES", 16)
     for scores in (10**6, 6 * 35 * 16, 3 * 35 * 16, 1):
-        monkeypatch.setattr(batched, "SCORES", scores)
+        monkeypatch.setattr(batched_plan, "SCORES", scores)
         run_case(case, dtype)
 
 
@@ -78,7 +78,7 @@ def test_sequences_and_heads_take_no_launches(monkeypatch: pytest.MonkeyPatch) -
         launch(*arguments)
 
     monkeypatch.setattr(cuda_products.cublas, "gemmStridedBatchedEx", counted)
-    monkeypatch.setattr(batched, "QUERIES", 16)
+    monkeypatch.setattr(batched_plan, "QUERIES", 16)
 
     def products(way: Any, sequences: int, heads: Heads) -> list[int]:
         qkv, out = (to_device(np.ones((sequences, 64, n * 8), np.float32)) for n in (heads.packed, heads.queries))

@@ -227,8 +227,14 @@ REFUSED: list[tuple[str, ...]] = [
     ),
     ("--partition-activations --recompute full", "--partition-activations: without tp no other rank has the same"),
     ("--ranks 4 --tp 2 --partition-activations", "recompute 'none' does not recompute whole blocks; pass --rec"),
-    ("--batched-flash --attention flash", "--batched-flash: backend numpy has no such products; pass --backend cuda --att"),
-    ("--batched-flash --backend cuda", "--batched-flash: attention eager has no such products; pass --backend cuda --att"),
+    (
+        "--batched-flash --attention flash",
+        "--batched-flash: backend numpy has no such products; pass --backend cuda --att",
+    ),
+    (
+        "--batched-flash --backend cuda",
+        "--batched-flash: attention eager has no such products; pass --backend cuda --att",
+    ),
     ("--cpu-checkpointing --recompute selective", "recompute 'selective' does not recompute whole blocks"),
     ("--cp 2 --ranks 4 --seq 10", "cp 2: 2 cp (4) does not divide seq 10; choose seq 8, for one"),
     ("--cp 2 --ranks 4 --model mlp", "cp 2: model mlp has no causal attention over one row"),
