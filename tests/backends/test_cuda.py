@@ -83,7 +83,7 @@ RUNS: list[dict[str, Any]] = [
     dict(stage=3, model="t5", hidden=12, heads=2, decoder_seq_length=7, dropout=0.1, recompute="full"),
     dict(stage=0, model="t5", hidden=12, heads=2, tp=2, vocab=20, precision="bf16", saves="megatron"),
     dict(stage=3, model="llama", hidden=12, heads=2, kv_heads=1, attention="flash", batched_flash=True),
-    dict(stage=1, cp=2, seq=8, attention="flash", batched_flash=True, dropout=0.1),
+    dict(stage=1, cp=2, seq=8, attention="flash", batched_flash=True, dropout=0.1, documents="3"),
     dict(stage=3, model="mlp", clip_norm=0.1, optimizer="adamw"),
     dict(
         stage=2, model="flat", params=1001, units=3, layers=None, hidden=None, heads=None, optimizer="sgd", momentum=0.9
