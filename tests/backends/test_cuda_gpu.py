@@ -26,20 +26,22 @@ def trained(**fields: Any) -> RunResult:
     return run(RunConfig(**{**SIZES, **fields}))
 
 
-@pytest.mark.parametrize("attention", ["eager", "flash"])
+@pytest.mark.parametrize("attention", ["eager", "flash", "batched flash"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_stages_have_the_same_bits_every_time(ranks: int, precision: str, attention: str) -> None:
-    fields = dict(ranks=ranks, precision=precision, attention=attention, dropout=0.1)
+    way = {"attention": attention.split()[-1], "batched_flash": "batched" in attention}
+    fields = dict(ranks=ranks, precision=precision, dropout=0.1, **way)
     ddp = trained(stage=0, **fields)
     for stage in (0, 1, 2, 3):
         assert_same_bits(ddp, trained(stage=stage, parallel=2, **fields))
 
 
-def test_gradients_are_near_numpys() -> None:
+@pytest.mark.parametrize("way", [{}, {"attention": "flash", "batched_flash": True}], ids=str)
+def test_gradients_are_near_numpys(way: dict[str, Any]) -> None:
     """One step of plain SGD moves the weights by the gradient alone."""
     fields = dict(stage=0, ranks=1, precision="fp32", steps=1, optimizer="sgd", lr=1.0)
-    there, here = trained(**fields), trained(**fields, backend="numpy")
+    there, here = trained(**fields, **way), trained(**fields, backend="numpy")
     for name, weight in here.weights.items():
         scale = np.abs(weight).max()
         np.testing.assert_allclose(there.weights[name], weight, atol=2e-5 * scale, rtol=0, err_msg=name)

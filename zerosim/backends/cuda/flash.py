@@ -24,7 +24,7 @@ from zerosim.backends.kernels import Array, Dropout, Heads, Met
 from zerosim.backends.numpy.cast import wide
 
 _BOTH = "const S sink = wide_of(s), top = larger(lse, sink), both = top + log(exp(lse - top) + exp(sink - top)); "
-_add_sinks = elementwise("S lse, T s", "S y", _BOTH + "y *= exp(lse - both)", "add_sinks")
+_add_sinks = elementwise("S lse, T s", "S y", _BOTH + "y = S(y * exp(lse - both))", "add_sinks")
 _add_to_lse = elementwise("T s", "S lse", _BOTH + "lse = both", "add_to_lse")
 _of_sinks = elementwise("S lse, S delta, T s", "S part", "part = -exp(S(wide_of(s)) - lse) * delta", "of_sinks")
 _DELTA = r"""
