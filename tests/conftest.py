@@ -93,14 +93,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("standin")
             if not can_run_kernels():
                 item.add_marker(pytest.mark.skip(reason=NO_COMPILER))
+    most = int(os.environ.get("ZEROSIM_TESTS_CASES", "0"))
     cases: dict[tuple[object, str], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("quick") and not (
-            item.get_closest_marker("standin") or item.get_closest_marker("slow")
-        ):
+        if not (item.get_closest_marker("standin") or item.get_closest_marker("slow")):
             cases.setdefault((item.parent, item.name.partition("[")[0]), []).append(item)
     for of_one_test in cases.values():
-        _slow_but_some(of_one_test)
+        marker = of_one_test[0].get_closest_marker("quick")
+        if kept := [*(marker.args if marker else ()), *([most] if most else ())]:
+            _slow_but_some(of_one_test, min(kept))
     _deal(items)
 
 
@@ -113,14 +114,20 @@ def _deal(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if turn.get(item, number) % kernels == number]
 
 
-def _slow_but_some(cases: list[pytest.Item]) -> None:
-    """Mark a test's cases slow, except for as many as `quick(n)` says, evenly spread."""
-    marker = cases[0].get_closest_marker("quick")
-    assert marker is not None
-    kept = {i * len(cases) // marker.args[0] for i in range(marker.args[0])}
+def _slow_but_some(cases: list[pytest.Item], count: int) -> None:
+    """Mark a test's cases slow, except for so many, evenly spread: as many as `quick(n)` says, or ZEROSIM_TESTS_CASES
+    if that is fewer."""
+    kept = {i * len(cases) // count for i in range(count)}
     for i, item in enumerate(cases):
         if i not in kept:
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests themselves out of later collections: to look through half a million objects takes a quarter of a
+    second, and hundreds of tests ask for that."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -230,7 +230,6 @@ def test_live_bytes_are_the_arrays_really_held(stage: int, precision: str) -> No
         assert [ledger.live_bytes for ledger in ledgers] == [0, 0]
     finally:
         gc.enable()
-        gc.unfreeze()
     assert seen > 100
 
 

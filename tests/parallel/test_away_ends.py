@@ -6,7 +6,7 @@ import errno
 import gc
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -67,8 +67,8 @@ ENDS: dict[str, tuple[Callable[[], None], type[BaseException]]] = {
 
 
 @pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[WeakSet[Storage]]:
-    """The storages made in a test that are alive. Collections leave older objects out, and so take no time."""
+def live(monkeypatch: pytest.MonkeyPatch) -> WeakSet[Storage]:
+    """The storages made in a test that are alive."""
     found, init = WeakSet[Storage](), Storage.__init__
 
     def noted(self: Storage, *args: Any, **how: Any) -> None:
@@ -76,9 +76,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[WeakSet[Storage]]:
         found.add(self)
 
     monkeypatch.setattr(Storage, "__init__", noted)
-    gc.freeze()
-    yield found
-    gc.unfreeze()
+    return found
 
 
 @pytest.mark.quick(4)
