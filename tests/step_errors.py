@@ -55,6 +55,10 @@ SHORT = 512
 """The passes of chunks that a short plan runs at most, as `passes` counts them."""
 
 
+LONG = 4096
+"""The passes above which a plan takes half a minute."""
+
+
 def passes(config: RunConfig) -> int:
     """Count the passes of chunks that a plan runs and times: what its time depends on most."""
     pp = config.mesh.pp
@@ -63,10 +67,11 @@ def passes(config: RunConfig) -> int:
 
 def sampled(table: Expectation, every: int) -> list[int]:
     """Choose one of every so many rows, at least one: the first with a short plan, or the one with the shortest. A row
-    of 32 pipeline stages can take minutes."""
+    of 32 pipeline stages can take minutes: where each of so many is long, none is chosen, unless it is the only one."""
     work = [max(SHORT, passes(cell.config)) for cell in table.cells]
     starts = range(0, max(1, len(work) - every + 1), every)
-    return [min(range(start, min(start + every, len(work))), key=work.__getitem__) for start in starts]
+    found = [min(range(start, min(start + every, len(work))), key=work.__getitem__) for start in starts]
+    return [at for at in found if every == 1 or work[at] <= LONG] or [min(found, key=work.__getitem__)]
 
 
 def measure(path: Path, every: int = 1) -> tuple[list[Judged], list[MeasuredStep]]:
