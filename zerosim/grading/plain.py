@@ -8,8 +8,8 @@ answer's side. Control characters in texts arrive spelled out: a report shows th
 from __future__ import annotations
 
 import marshal
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
@@ -34,7 +34,8 @@ class Odd(NamedTuple):
 
 
 _RECORDS = (Odd, Failure, Scope, *get_args(Event), StepReport, Piece, Slice, Routed, RankOutcome)
-_BARE = (type(None), bool, int, float, str, bytes)
+_SAME = frozenset({type(None), bool, int, float, bytes})
+_BARE = _SAME | {str}
 _NUMBERS = "biuf"  # an array of objects would bring them along
 
 
@@ -66,18 +67,23 @@ def _bare(value: Any, numbers: dict[type, int]) -> Any:
     kind = type(value)
     if kind in _BARE:
         return value
+    if kind in numbers:
+        parts = value if isinstance(value, tuple) else [getattr(value, one.name) for one in fields(value)]
+        return "record", numbers[kind], _bare_parts(parts, numbers)
     if kind is list or kind is tuple:
-        return kind.__name__, [_bare(one, numbers) for one in value]
+        return kind.__name__, _bare_parts(value, numbers)
     if kind in (dict, MappingProxyType):
         return "dict", [(_bare(name, numbers), _bare(one, numbers)) for name, one in value.items()]
     if kind is np.ndarray and value.dtype.kind in _NUMBERS:
         return "array", value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic) and kind.__module__ == "numpy" and value.dtype.kind in _NUMBERS:
         return value.item()
-    if kind in numbers:
-        parts = [getattr(value, one.name) for one in fields(value)] if is_dataclass(value) else list(value)
-        return "record", numbers[kind], [_bare(one, numbers) for one in parts]
     return _bare(Odd(text_of(value, repr), text_of(kind, lambda one: one.__name__)), numbers)
+
+
+def _bare_parts(parts: Iterable[Any], numbers: dict[type, int]) -> list[Any]:
+    # A run leaves a hundred thousand numbers: most parts need no call.
+    return [one if type(one) in _BARE else _bare(one, numbers) for one in parts]
 
 
 def _whole(value: Any, records: Sequence[type]) -> Any:
@@ -86,15 +92,19 @@ def _whole(value: Any, records: Sequence[type]) -> Any:
     if type(value) in _BARE:
         return value
     match value:
+        case ("record", int(number), list(parts)):
+            return records[number](*_whole_parts(parts, records))
         case ("list", list(parts)):
-            return [_whole(one, records) for one in parts]
+            return _whole_parts(parts, records)
         case ("tuple", list(parts)):
-            return tuple(_whole(one, records) for one in parts)
+            return tuple(_whole_parts(parts, records))
         case ("dict", list(pairs)):
             return {_whole(name, records): _whole(one, records) for name, one in pairs}
         case ("array", str(dtype), tuple(shape), bytes(data)) if np.dtype(dtype).kind in _NUMBERS:
             return np.frombuffer(data, dtype).reshape(shape).copy()
-        case ("record", int(number), list(parts)):
-            return records[number](*(_whole(one, records) for one in parts))
         case _:
             raise ValueError(f"a {type(value).__name__}")
+
+
+def _whole_parts(parts: list[Any], records: Sequence[type]) -> list[Any]:
+    return [one if type(one) in _SAME else _whole(one, records) for one in parts]
