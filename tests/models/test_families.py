@@ -50,7 +50,12 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 REFUSED = "flash", "sp", "pp", "zb-h1", "lora, tp"
 """What an encoder with a decoder cannot do."""
-DEALT = ("stage 1", "stage 2", "offload"), ("lora", "qlora")
+DEALT = (
+    ("stage 1", "stage 2", "offload"),
+    ("lora", "qlora"),
+    ("full", "parts", "module, parts"),
+    ("pp", "zb-h1"),
+)
 """Ways that a family's blocks change little: each family takes one of each, in turn."""
 QUICK = ("gemma2",)
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CONFIGS]
