@@ -58,7 +58,7 @@ def test_it_has_the_bits_of_a_step_after_backward(fields: dict[str, Any]) -> Non
     config = RunConfig(**SMALL | fields, optimizer_in_backward=True)
     result = run(config, keep_events=True)
     assert_same_bits(result, run(config.replace(optimizer_in_backward=None)))
-    assert_same_record(config)
+    assert_same_record(config, result)
     assert formulas_agree(checks(result))
     assert {report.grad_norm for report in result.steps} == {None}
     assert set(result.live_bytes_after) == {0}

@@ -93,5 +93,5 @@ def test_a_pair_runs_or_a_rule_refuses_it(
     assert not list(tmp_path.iterdir())
     if config.memory.paged_states:
         assert any(row.purpose == PAGES for row in result.traffic[0])
-    assert_same_record(config)
+    assert_same_record(config, result)
     assert all(check.agrees is not False for check in checks(result)[0].memories)
