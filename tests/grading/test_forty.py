@@ -16,9 +16,11 @@ from zerosim.grading.report import brief
 from zerosim.grading.variants import variant
 
 SEEDS = (0, 7, 11)
-"""CI grades each row of `four.toml` at one of them, in turn; `python tests/grading/test_forty.py` grades all at all.
+"""CI grades the rows of `four.toml` at one of them, exercise by exercise, so that rows share their reference runs;
+`python tests/grading/test_forty.py` grades all at all.
 
 Known to escape: `tied: frees after the reduction` at seed 11, where the peak is at another moment.
+Known to be answered as another mistake: `merge: a block that no query reads counts` at seed 11.
 """
 NEVER = ("Traceback", "do not cover", " of ;")
 
@@ -49,12 +51,13 @@ def wrong(row: Row, found: Grade) -> str:
     return f"{said} is in:\n{text}" if said else ""
 
 
+TURN = {one.name: SEEDS[at % 3] for at, one in enumerate(EXERCISES)}
 QUICK = ("a name with a slip in it", "zerosim's method, called", "a pair that equals every pair")
 PARAMETERS = [
     pytest.param(row, seed, id=row.what, marks=() if row.what in QUICK else pytest.mark.slow)
     for row, seed in [
         *((row, 0) for row in ANSWERS),  # whose words have numbers of seed 0
-        *((row, SEEDS[at % 3] if row.seed is None else row.seed) for at, row in enumerate(FOUR)),
+        *((row, TURN[row.exercise] if row.seed is None else row.seed) for row in FOUR),
     ]
 ]
 
