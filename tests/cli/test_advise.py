@@ -3,6 +3,8 @@ read back as the same run; and what happens where nothing fits, where somebody i
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import os
@@ -14,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from page_jobs import ADVICE, assert_shown, fits
 
 import zerosim.analysis.advise as analysis
 import zerosim.cli.advise as verb
@@ -40,29 +43,25 @@ CASES = [
     f"{GPUS} --recipe megatron",
     f"{GPUS} --recipe deepspeed --optimizer adamw",
 ]
-LARGE = [
-    "--model llama3-8b --gpus 8xa100-80",
-    "--model llama3.1-8b --node dgx-h100",
-    "--model llama3-8b --gpus 4xa100-40 --finetune lora --seq 4096",
-    "--model llama2-13b --gpus 8xa100-40",
-    "--model llama3-70b --node dgx-h100 --nodes 4 --recipe fsdp2",
-    "--model gpt2-xl --gpus 4xv100-32 --precision fp16",
-]
+LARGE = [words for words, text in ADVICE.items() if fits(text)]
 each_case = pytest.mark.parametrize("words", [*CASES, *(pytest.param(one, marks=pytest.mark.slow) for one in LARGE)])
+TOO_SMALL = [words for words, text in ADVICE.items() if not fits(text)]
 FAR_TOO_SMALL = "--model llama3-8b --gpus 1xrtx4090"
 """A model that does not fit."""
+assert FAR_TOO_SMALL in TOO_SMALL
 
 
 def in_a_folder(words: str, *more: str) -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
-    """Advise on the small model, or another that the words name. Return the exit code, the figures, and the text of
-    each file by folder."""
+    """Advise on the small model, or another that the words name. Return the exit code, the figures with the page, and
+    the text of each file by folder."""
     with TemporaryDirectory() as place:
         figures, folder = Path(place) / "advice.json", Path(place) / "plans"
         (config := Path(place) / "my model" / "config.json").parent.mkdir()
         config.write_text(json.dumps(SIZES), encoding="utf-8")
         own = [] if "--model" in words else ["--model", str(config)]
-        code = main(["advise", *own, *words.split(), "--json", str(figures), "--write", str(folder), "-q", *more])
-        values = json.loads(figures.read_text("utf-8"))
+        with contextlib.redirect_stdout(io.StringIO()) as page:
+            code = main(["advise", *own, *words.split(), "--json", str(figures), "--write", str(folder), *more])
+        values = {**json.loads(figures.read_text("utf-8")), "page": page.getvalue()}
         for plan in [*values["plans"], *values["changes"]]:
             plan["again"] = planned(plan["command"])
             plan["cached"] = planned(plan["command"], "--allocator", "caching")
@@ -171,6 +170,13 @@ def test_files_are_those_of_the_command_and_are_read_back(words: str) -> None:
         assert plan["unequal"] == set()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ADVICE)
+def test_a_page_of_docs_shows_what_is_printed(words: str) -> None:
+    code, values, _ = advised(words)
+    assert_shown(ADVICE[words], values["page"], code)
+
+
 def test_costs_are_tokens_over_speed_times_gpus_times_price(capsys: pytest.CaptureFixture[str]) -> None:
     plans = in_a_folder(f"{GPUS} --tokens 1.5B", "--price", "2.5 EUR")[1]["plans"]
     for plan in plans:
@@ -206,7 +212,7 @@ def test_the_page_has_the_answer_first(capsys: pytest.CaptureFixture[str], tiny:
 @pytest.mark.parametrize(
     "words", [FAR_TOO_SMALL, *(pytest.param(one, marks=pytest.mark.slow) for one in (
         f"{FAR_TOO_SMALL} --host-memory 500GB", "--model llama3.1-8b --gpus 1xrtx4090 --seq 65536 --finetune lora",
-        "--model llama2-7b --node 4xrtx4090",
+        *(words for words in TOO_SMALL if words != FAR_TOO_SMALL),
     ))]
 )  # fmt: skip
 def test_where_nothing_fits_the_changes_do(words: str) -> None:
@@ -223,9 +229,10 @@ def test_where_nothing_fits_the_changes_do(words: str) -> None:
         assert change["cached"]["fits"], change["command"]
 
 
-def test_the_page_says_that_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", *FAR_TOO_SMALL.split()]) == 3
-    page = " ".join(capsys.readouterr().out.split())
+def test_the_page_says_that_nothing_fits() -> None:
+    code, values, _ = advised(FAR_TOO_SMALL)
+    page = " ".join(values["page"].split())
+    assert code == 3
     assert page.startswith("Nothing fits. llama3-8b on 1 GPU of rtx4090.")
     assert "Smallest changes that fit" in page
     assert "--base nf4" in page
