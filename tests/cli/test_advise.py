@@ -41,6 +41,7 @@ CASES = [
     "--node 4xrtx4090 --host-memory 100GB --recipe usual",
     f"{GPUS} --recipe fsdp2",
     f"{GPUS} --recipe megatron",
+    "--node dgx-h100 --nodes 2 --recipe fsdp2",
     f"{GPUS} --recipe deepspeed --optimizer adamw",
 ]
 LARGE = [words for words, text in ADVICE.items() if fits(text)]
