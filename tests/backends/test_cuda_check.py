@@ -64,7 +64,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("cupy", "cupy_backends")}
     for name in kept:
         del sys.modules[name]
-    plain = [folder for folder in sys.path if "-packages" not in folder and "standin" not in folder]
+    plain = [folder for folder in sys.path if not Path(folder, "cupy").is_dir()]  # wherever pip has put it
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(Path(zerosim.__file__).parents[1]), *plain])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     importlib.invalidate_caches()
