@@ -1,9 +1,10 @@
 """on_a_gpu.py FOLDER [--suite] [--minutes N]: every check of one GPU, in ten minutes at most.
 
-Doctor, `pytest -m cuda`, the ledger beside the memory pool at every mark, and the benchmark; with mpirun also the
-steps of four ranks in four processes beside those of four threads. `--suite` runs all tests in place of these. The name
-of each test that fails is printed at once, and again at the end. What each part prints is kept in FOLDER line by line,
-so a part that is stopped, or a machine that goes away, leaves what it has said. Exit code 1 where some part failed.
+Doctor, `pytest -m cuda`, the ledger beside the memory pool at every mark, and the benchmark; the step of four ranks on
+one GPU as threads, without CUDA graphs and with them, and where there is an mpirun as processes. `--suite` runs all
+tests in place of these. The name of each test that fails is printed at once, and again at the end. What each part
+prints is kept in FOLDER line by line, so a part that is stopped, or a machine that goes away, leaves what it has said.
+Exit code 1 where some part failed.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ def parts(folder: Path, suite: bool, seconds: float) -> list[Part]:
     verify = (*ZEROSIM, "run", "--stage", "3", "--ranks", "4", *on_gpu, "--verify-memory")
     found = [
         doctor,
-        Part("verify-memory", verify, 90),
+        Part("verify-memory", verify, 60),
+        Part("verify-graphs", (*verify, "--capture-graphs"), 60),
         Part("cuda", (*PYTEST, "-m", "cuda", "tests/backends"), 180),
         Part("bench", (*ZEROSIM, "bench", *on_gpu, "--json", str(folder / "bench.json")), 240),
-        Part("four-threads", (sys.executable, PACE, "threads"), 60),
+        *(Part(f"four-{way}", (sys.executable, PACE, way), 60) for way in ("threads", "graphs")),
     ]
     if MPIRUN is not None:
         found.append(Part("four-processes", (MPIRUN, "-n", "4", sys.executable, PACE, "mpi"), 60))
