@@ -26,6 +26,7 @@ from zerosim.backends.cuda.check import check_graphs
 from zerosim.backends.cuda.graphs import GraphsBackend, GraphStream
 from zerosim.backends.cuda.libraries import Cublas, LibraryError, cublas_library
 from zerosim.backends.cuda.products import product
+from zerosim.backends.kernels import AdamStep
 from zerosim.config import RunConfig
 from zerosim.device.events import Pool
 from zerosim.errors import InputError
@@ -183,6 +184,16 @@ def test_a_buffer_that_dies_leaves_its_memory_to_the_next_in_order(taped: GraphS
         backend.add(out, 1.0, second)
         assert backend.to_host(second).tolist() == [21, 31]
         del second
+
+
+def test_copies_and_kernels_that_always_change_come_after_what_waits(taped: GraphStream) -> None:
+    backend, a, out, moments = GraphsBackend(), numbers(1, 2), numbers(0, 0), [numbers(0, 0), numbers(0, 0)]
+    backend.add(a, 1.0, out)
+    backend.from_host(np.array([5.0, 6.0]), a)
+    assert backend.to_host(out).tolist() == [2, 3]
+    backend.multiply(a, 2.0, out)
+    step = AdamStep(1.0, 0.1, 0.9, 0.99, 1e-8, 0.0, False, 1)
+    assert launched(lambda: backend.adam(out, a, *moments, step))["alone"] == 2
 
 
 def test_a_full_tape_is_launched_and_the_pool_grows_after_it(taped: GraphStream) -> None:
