@@ -1,10 +1,10 @@
 """on_a_gpu.py FOLDER [--suite] [--minutes N]: every check of one GPU, in ten minutes at most.
 
-Doctor, `pytest -m cuda`, the ledger beside the memory pool at every mark, and the benchmark; the step of four ranks on
-one GPU as threads, without CUDA graphs and with them, and where there is an mpirun as processes. `--suite` runs all
-tests in place of these. The name of each test that fails is printed at once, and again at the end. What each part
-prints is kept in FOLDER line by line, so a part that is stopped, or a machine that goes away, leaves what it has said.
-Exit code 1 where some part failed.
+Doctor, the ledger beside the memory pool at every mark, `pytest -m cuda` and the benchmark. Then steps of one rank and
+of four, without CUDA graphs and with them, and of four processes where there is an mpirun. `--suite` runs all tests in
+place of these. The name of each test that fails is printed at once, and again at the end. What each part prints is kept
+in FOLDER line by line, so a part that is stopped, or a machine that goes away, leaves what it has said. Exit code 1
+where some part failed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def parts(folder: Path, suite: bool, seconds: float) -> list[Part]:
         Part("verify-graphs", (*verify, "--capture-graphs"), 60),
         Part("cuda", (*PYTEST, "-m", "cuda", "tests/backends"), 180),
         Part("bench", (*ZEROSIM, "bench", *on_gpu, "--json", str(folder / "bench.json")), 240),
-        *(Part(f"four-{way}", (sys.executable, PACE, way), 60) for way in ("threads", "graphs")),
+        *(Part(way, (sys.executable, PACE, way), 60) for way in ("one", "one-graphs", "four", "four-graphs")),
     ]
     if MPIRUN is not None:
-        found.append(Part("four-processes", (MPIRUN, "-n", "4", sys.executable, PACE, "mpi"), 60))
+        found.append(Part("four-processes", (MPIRUN, "-n", "4", sys.executable, PACE, "four-processes"), 60))
     return found
 
 

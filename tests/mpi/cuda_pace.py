@@ -1,11 +1,11 @@
-"""cuda_pace.py threads|graphs|mpi [MODEL]: the seconds of a step of four ranks at ZeRO-3 on the GPUs that are visible.
+"""cuda_pace.py WAY [MODEL]: the seconds of a step on the GPUs that are visible, start left out.
 
-    python tests/mpi/cuda_pace.py threads 45M
-    mpirun -n 4 python tests/mpi/cuda_pace.py mpi 45M
+    one, one-graphs     one rank, without CUDA graphs and with them
+    four, four-graphs   four ranks at ZeRO-3 on the same batch, threads of one process, which share Python's lock
+    four-processes      a process each, under mpirun -n 4; messages pass through the host's memory unless MPI reads the
+                        GPU's, and the bytes of these copies are the record's, of rank 0
 
-Ranks are threads of one process, which share Python's lock, with CUDA graphs or without; or a process each, whose
-messages pass through the host's memory unless MPI reads the GPU's. A run of more steps less one of fewer leaves out the
-start. The bytes of the staging copies are the record's, of rank 0.
+A run compiles the kernels; a run of more steps less one of fewer leaves out what comes before and after them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.config import RunConfig
 from zerosim.train.result import RunResult
 
-FEW, MORE = 3, 9
+FEW, MORE = 4, 12  # graphs replay from the third step or fourth on
 
 
 def timed(config: RunConfig) -> tuple[float, RunResult]:
@@ -31,15 +31,15 @@ def timed(config: RunConfig) -> tuple[float, RunResult]:
 
 
 def main(way: str, model: str = "45M") -> None:
-    world = "mpi" if way == "mpi" else "threads"
-    config = over_ranks(SUITES["cuda"].models[model])
-    config = config.replace(world=world, precision="bf16", capture_graphs=way == "graphs")
-    few_s, _ = timed(config.replace(steps=FEW))
-    more_s, result = timed(config.replace(steps=MORE))
-    if way != "mpi" or mpi_session().process == 0:
+    ranks, _, how = way.partition("-")
+    world, whole = "mpi" if how == "processes" else "threads", SUITES["cuda"].models[model]
+    config = over_ranks(whole) if ranks == "four" else whole
+    config = config.replace(world=world, precision="bf16", capture_graphs=how == "graphs")
+    _, (few_s, _), (more_s, result) = (timed(config.replace(steps=steps)) for steps in (FEW, FEW, MORE))
+    if world == "threads" or mpi_session().process == 0:
         copied = sum(row.payload_bytes for row in result.traffic[0] if row.purpose == "staging")
         step_ms = 1e3 * (more_s - few_s) / (MORE - FEW)
-        print(f"{model}, 4 ranks at ZeRO-3, {way}: {step_ms:.1f} ms a step, {copied:,} bytes staged", flush=True)
+        print(f"{model}, {way}: {step_ms:.1f} ms a step, {copied:,} bytes staged", flush=True)
 
 
 if __name__ == "__main__":
