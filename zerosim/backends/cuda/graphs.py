@@ -27,7 +27,7 @@ CHANGING = frozenset({"adam", "adam8bit", "coded", "elementwise", "route", "samp
 
 
 class _Queue(cp.cuda.Stream):  # type: ignore[misc]
-    """A stream that knows its tape, for whoever launches in it, and its cuBLAS handle."""
+    """A stream with its tape and its cuBLAS handle, which kernels find through the current stream."""
 
     tape: Tape
     blas: Cublas
