@@ -66,7 +66,7 @@ if not HAS_GPU:
 
 NO_COMPILER = "backend cuda: CuPy finds no GPU here, and its stand-in needs g++, which is not installed"
 RUN_KERNELS = {
-    *(f"test_cuda{part}.py" for part in ("", "_attention", "_batched", "_kernels", "_products")),
+    *(f"test_cuda{part}.py" for part in ("", "_attention", "_batched", "_graphs", "_kernels", "_products")),
     "test_bench_cuda.py",
     "test_mpi_cuda.py",
     "test_standin.py",

@@ -16,7 +16,7 @@ from textwrap import dedent
 import pytest
 
 import zerosim
-from zerosim.backends.cuda.check import check_cuda, check_nccl, check_precision, check_room, cuda_faults
+from zerosim.backends.cuda.check import check_cuda, check_graphs, check_nccl, check_precision, check_room, cuda_faults
 from zerosim.backends.cuda.facts import CudaFacts, Gpu, cuda_facts, one_line
 from zerosim.errors import InputError
 
@@ -42,7 +42,7 @@ class Device:
     mem_info = ({free!r}, 80_000_000_000)
 
 def properties(index):
-    return dict(name=b"NVIDIA H100", major=9, minor=0)
+    return dict(name=b"NVIDIA H100", major={capability!r}[0], minor={capability!r}[1])
 
 class RawModule:
     def __init__(self, **words): ...
@@ -64,7 +64,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("cupy", "cupy_backends")}
     for name in kept:
         del sys.modules[name]
-    plain = [folder for folder in sys.path if "-packages" not in folder and "standin" not in folder]
+    plain = [folder for folder in sys.path if not Path(folder, "cupy").is_dir()]  # wherever pip has put it
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(Path(zerosim.__file__).parents[1]), *plain])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     importlib.invalidate_caches()
@@ -79,6 +79,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         free: int = 79_000_000_000,
         cublas: bool = True,
         compiles: bool = True,
+        capability: tuple[int, int] = (9, 0),
         source: str = FAKE,
     ) -> None:
         for package in packages:
@@ -86,6 +87,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             folder.mkdir()
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n", "utf-8")
         words = dict(version=version, runtime=runtime, driver=driver, count=count, free=free, compiles=compiles)
+        words["capability"] = capability
         (tmp_path / "cupy.py").write_text(source.format(**words) if source is FAKE else dedent(source), "utf-8")
         libs = tmp_path / "cupy_backends" / "cuda" / "libs"
         libs.mkdir(parents=True)
@@ -200,6 +202,34 @@ def test_ranks_are_dealt_out_and_their_workspaces_need_room(install: Callable[..
     assert "4 ranks on GPU 0 (NVIDIA H100) need 134 MB" in refusal(lambda: check_cuda(7))
     check_room(1, 1, 64 * 2**20)
     assert "1 rank on GPU 1" in refusal(lambda: check_room(1, 1, 64 * 2**20 + 1))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "capability", "expected"),
+    [
+        (
+            13020,
+            (7, 0),
+            "CUDA 13.2 needs 7.5: pip uninstall -y cupy-cuda13x && pip install 'cupy-cuda12x[ctk]>=14', or",
+        ),
+        (12090, (3, 7), "CUDA 12.9 needs 5.0: hide it with CUDA_VISIBLE_DEVICES, or --backend numpy"),
+    ],
+)
+def test_a_gpu_too_old_for_its_cuda(
+    install: Callable[..., None], runtime: int, capability: tuple[int, int], expected: str
+) -> None:
+    install(packages=(f"cupy-cuda{runtime // 1000}x",), runtime=runtime, driver=13000, capability=capability)
+    found = ".".join(map(str, capability))
+    assert f"GPU 0 (NVIDIA H100) has compute capability {found}, {expected}" in refusal(check_cuda)
+    ((what, _),) = cuda_faults(cuda_facts())
+    assert what.startswith("GPU 0")
+
+
+def test_graphs_need_a_cublas_beside_cupy(install: Callable[..., None]) -> None:
+    install(runtime=99090, driver=99090)
+    said = refusal(check_graphs)
+    assert said.startswith("--capture-graphs: ")
+    assert said.endswith(": leave --capture-graphs out, and each kernel is launched by itself")
 
 
 def test_nccl_has_a_package_of_its_own(install: Callable[..., None]) -> None:

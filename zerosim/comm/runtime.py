@@ -45,6 +45,8 @@ Readers = Callable[[int], tuple[Reader, ...]]
 BACKENDS = {
     "cuda": ("zerosim.backends.cuda.backend", "CudaBackend"),
     "cuda-batched": ("zerosim.backends.cuda.backend", "BatchedCudaBackend"),
+    "cuda-batched-graphs": ("zerosim.backends.cuda.graphs", "BatchedGraphsBackend"),
+    "cuda-graphs": ("zerosim.backends.cuda.graphs", "GraphsBackend"),
     "meta": ("zerosim.backends.meta", "MetaBackend"),
     "numpy": ("zerosim.backends.numpy.backend", "NumpyBackend"),
 }
@@ -65,7 +67,8 @@ class World:
 
     ranks          how many
     max_running    how many run side by side; 1: they take turns, always in the same order
-    backend        the array library: 'numpy', 'cuda' (CuPy), 'cuda-batched' (--batched-flash), 'meta' (shapes only)
+    backend        the array library: 'numpy', 'cuda' (CuPy), with '-batched' (--batched-flash) and '-graphs'
+                   (--capture-graphs) behind it, 'meta' (shapes only)
     transport      'threads', or 'mpi': ranks in several processes that mpirun started
     per_process    of transport mpi: ranks in each process, as threads; ranks = processes x per_process
     algorithm      'direct', 'ring', 'pairs' or 'native': a file each in `comm/algorithms/`

@@ -26,9 +26,11 @@ def check_libraries(config: RunConfig) -> None:
     """Check the backend's library, driver and devices. Raises: InputError with the command that mends it."""
     if config.world.backend != "cuda":
         return
-    from zerosim.backends.cuda.check import check_cuda, check_nccl, check_precision
+    from zerosim.backends.cuda.check import check_cuda, check_graphs, check_nccl, check_precision
 
     check_cuda()
+    if config.world.capture_graphs:
+        check_graphs()
     check_precision(config.precision.stored)
     if config.world.algorithm == "native" and config.world.transport == "threads":
         _check_own_gpus(config)
@@ -62,7 +64,7 @@ def _peak_bytes(config: RunConfig) -> list[int]:
     """Return each rank's peak, counted on shapes."""
     plain = config.replace(
         capacity=None, allocator="exact", allocator_conf=None, steps=1, bucket_bytes=None, collective="direct",
-        backend="numpy", batched_flash=False, world="threads", ranks_per_process=1,
+        backend="numpy", batched_flash=False, capture_graphs=False, world="threads", ranks_per_process=1,
     )  # fmt: skip
     return [memory.peak.total_bytes for memory in plan(plain).memory]
 

@@ -20,7 +20,7 @@ def world_of(
     return World(
         ranks=config.mesh.ranks,
         max_running=config.world.max_running,
-        backend=config.world.backend + "-batched" * config.memory.batched_flash,
+        backend=_backend(config),
         transport=config.world.transport,
         per_process=config.world.ranks_per_process,
         algorithm=config.world.algorithm,
@@ -33,6 +33,11 @@ def world_of(
         folder=folder,
         keep_events=keep_events,
     )
+
+
+def _backend(config: RunConfig) -> str:
+    """Return the name of the backend's class, with the options that choose another one."""
+    return config.world.backend + "-batched" * config.memory.batched_flash + "-graphs" * config.world.capture_graphs
 
 
 def new_allocator(config: RunConfig) -> Allocator:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._clock import StreamClock, current_stream, finish, launch, stream_of, wait_stream
+from cupy._clock import StreamClock, current_stream, finish, launch, stream_of, submit, wait_stream
 from cupy._layout import Flags, address_of, c_strides, ghost_of
 from cupy._memory import MemoryPointer, alloc
 from cupy._segments import touch
@@ -168,8 +168,14 @@ class ndarray:
             raise TypeError("fill takes a number")
         if self.size:
             on_device(self)
-            with LOCK:
-                self._touch(launch(current_stream(), "fill"), True)[...] = value
+            ptr, shape, strides, dtype = self.data.ptr, self.shape, self.strides, self.dtype
+
+            def fill(stream: StreamClock) -> None:
+                with LOCK:
+                    memory = touch(launch(stream, "fill"), ptr, shape, strides, dtype.itemsize, True)
+                    np.ndarray(shape, dtype, memory, strides=strides)[...] = value
+
+            submit(current_stream(), fill)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

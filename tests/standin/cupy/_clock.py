@@ -12,12 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cupy._state import LOCK, THREAD, Place, RaceError, count_wait, place
+from cupy._state import LOCK, MACHINE, THREAD, Place, RaceError, StandinError, count_wait, place
 
 Clock = dict[int, int]
 DONE: Clock = {}  # what the host has waited for: finished for whatever is launched from here on
 STREAMS: dict[int, StreamClock] = {}  # by pointer
 _numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Capture:
+    """What a capturing stream was told to launch: functions of the stream that each runs on."""
+
+    nodes: list[Callable[[StreamClock], None]] = field(default_factory=list)
+    broken: bool = False
 
 
 @dataclass(slots=True)
@@ -31,6 +39,7 @@ class StreamClock:
     seen: Clock = field(default_factory=dict)
     pending: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     ended: bool = False
+    capture: Capture | None = None
 
     @property
     def name(self) -> str:
@@ -101,8 +110,21 @@ def legacy_order(stream: StreamClock) -> None:
         join(stream.seen, NULL[stream.device].seen)
 
 
+def submit(stream: StreamClock, run: Callable[[StreamClock], None]) -> None:
+    """Run what a graph can hold, a kernel or a copy on the device: at once, or whenever the graph is launched."""
+    with LOCK:
+        MACHINE.launches["alone" if stream.capture is None else "captured"] += 1
+        if stream.capture is not None:
+            stream.capture.nodes.append(run)
+            return
+    run(stream)
+
+
 def launch(stream: StreamClock, name: str) -> Work:
     """The next piece of work on `stream`. Call under LOCK."""
+    if stream.capture is not None:
+        stream.capture.broken = True
+        raise StandinError(f"cudaErrorStreamCaptureUnsupported: {name} on {stream.name}, which is capturing")
     if stream.device != THREAD.device:
         raise RaceError(
             f"{name} was launched on {stream.name} of device {stream.device} while device {THREAD.device} is current"

@@ -46,26 +46,27 @@ def _folder() -> Path:
     return folder
 
 
-def library(source: str, name: str) -> ctypes.CDLL:
-    """Raises: CompileException with the compiler's first lines."""
-    key = hashlib.sha256(_fingerprint() + source.encode()).hexdigest()[:32]
+def library(source: str, name: str, soname: str = "") -> ctypes.CDLL:
+    """A library whose `soname`, if it has one, finds it again. Raises: CompileException with the compiler's first
+    lines."""
+    key = hashlib.sha256(_fingerprint() + soname.encode() + source.encode()).hexdigest()[:32]
     with _lock:
         if key not in _loaded:
             path = _folder() / f"{key}.so"
             if not path.exists():
-                _build(source, name, path)
+                _build(source, name, path, (f"-Wl,-soname,{soname}",) if soname else ())
             _loaded[key] = ctypes.CDLL(str(path))
         return _loaded[key]
 
 
-def _build(source: str, name: str, path: Path) -> None:
+def _build(source: str, name: str, path: Path, more: tuple[str, ...]) -> None:
     """Safe beside other processes that build the same: each writes its own file and renames it."""
     fresh = path.with_suffix(f".{os.getpid()}.so")
     text = path.with_suffix(f".{os.getpid()}.cpp")
     text.write_text(source, "utf-8")
     try:
         run = subprocess.run(
-            ["g++", *FLAGS, "-I", str(INCLUDE), str(text), "-o", str(fresh), "-lm"],
+            ["g++", *FLAGS, *more, "-I", str(INCLUDE), str(text), "-o", str(fresh), "-lm"],
             capture_output=True,
             encoding="utf-8",
             timeout=600,

@@ -11,7 +11,7 @@ import ctypes
 
 import numpy as np
 
-from cupy._clock import StreamClock, finish, launch, stream_of
+from cupy._clock import StreamClock, finish, launch, stream_of, submit
 from cupy._pinned import host_bytes, pinned
 from cupy._segments import find, is_device, touch
 from cupy._state import LOCK, RaceError, StandinError, count_wait, place
@@ -45,13 +45,15 @@ def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
     with LOCK:
         kind = kind_of(dst, src, kind)
         clock = stream_of(stream)
+        if kind == D2D:
+            submit(clock, lambda clock: _copy_on_device(clock, dst, src, size))
+            return
         work = launch(clock, ("memcpy H2H", "memcpy H2D", "memcpy D2H", "memcpy D2D")[kind])
-        found = _bytes(work, src, size, False) if kind in (D2H, D2D) else None
-        if kind in (H2D, D2D):
+        found = _bytes(work, src, size, False) if kind == D2H else None
+        if kind == H2D:
             there = _bytes(work, dst, size, True)
-            there[...] = host_bytes(src, size) if found is None else found
-            if kind == H2D:
-                guard(clock, work.count, src, size)
+            there[...] = host_bytes(src, size)
+            guard(clock, work.count, src, size)
         elif kind == H2H or (target := pinned(dst, size)) is None:
             count_wait("a copy to pageable host memory")
             ctypes.memmove(dst, src if found is None else found.ctypes.data, size)
@@ -65,6 +67,13 @@ def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
                 target[...] = held
 
             clock.pending.append((work.count, show))
+
+
+def _copy_on_device(clock: StreamClock, dst: int, src: int, size: int) -> None:
+    with LOCK:
+        work = launch(clock, "memcpy D2D")
+        found = _bytes(work, src, size, False)
+        _bytes(work, dst, size, True)[...] = found
 
 
 def memcpy(dst: int, src: int, size: int, kind: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupy._array import ndarray, on_device
-from cupy._clock import current_stream, launch
+from cupy._clock import StreamClock, current_stream, launch, submit
 from cupy._compile import library
 from cupy._parameters import TYPENAMES, CIndexer, carray, parameters, scalar, sixteen
 from cupy._segments import touch
@@ -160,10 +160,18 @@ extern "C" int standin_elementwise(void** args, CIndexer* indexer) {{
         ]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held))
         indexer = CIndexer(math.prod(shape), len(loop), sixteen(loop), sixteen(()))
-        with LOCK:
-            work = launch(current_stream(), self.name)
-            for k, arg in enumerate(args):
-                if isinstance(arg, ndarray):
-                    touch(work, arg.data.ptr, arg.shape, arg.strides, arg.itemsize, k >= len(inputs))
-        if run(pointers, ctypes.byref(indexer)):
-            raise StandinError(f"{self.name}: an index into a raw array is out of its bounds")
+        read = [
+            (arg.data.ptr, arg.shape, arg.strides, arg.itemsize, k >= len(inputs))
+            for k, arg in enumerate(args)
+            if isinstance(arg, ndarray)
+        ]
+
+        def launched(stream: StreamClock, held: list[Any] = held) -> None:  # what the pointers lead to
+            with LOCK:
+                work = launch(stream, self.name)
+                for place in read:
+                    touch(work, *place)
+            if run(pointers, ctypes.byref(indexer)):
+                raise StandinError(f"{self.name}: an index into a raw array is out of its bounds")
+
+        submit(current_stream(), launched)

@@ -9,8 +9,8 @@ from bisect import insort
 from typing import Any
 
 from cupy._clock import current_stream, wait_device
-from cupy._segments import DROPPED, ENDED, UNIT, Chunk, Segment, add, device_used, put_back, remove
-from cupy._state import LOCK, MACHINE, THREAD
+from cupy._segments import DROPPED, ENDED, FREED, UNIT, Chunk, Segment, add, device_used, put_back, remove
+from cupy._state import LOCK, MACHINE, THREAD, refuse_in_capture
 
 
 class OutOfMemoryError(MemoryError):
@@ -19,6 +19,32 @@ class OutOfMemoryError(MemoryError):
     def __init__(self, size: int, total: int) -> None:
         self._size, self._total = size, total
         super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes).")
+
+
+class Memory:
+    """One cudaMalloc, for a pool that asks its program for memory."""
+
+    def __init__(self, size: int) -> None:
+        refuse_in_capture("cudaMalloc")
+        with LOCK:
+            put_back()
+            if device_used(THREAD.device) + size > MACHINE.device_bytes:
+                raise OutOfMemoryError(size, device_used(THREAD.device))
+            self.segment = Segment(THREAD.device, size, is_plain=True)
+            add(self.segment)
+        self.size, self.device_id, self.ptr = size, THREAD.device, self.segment.base
+        self.is_pooled = False
+
+    def __del__(self) -> None:
+        if FREED is not None and hasattr(self, "is_pooled") and not self.is_pooled:
+            FREED.append(self.segment)
+
+
+class UnownedMemory:
+    """Memory that somebody else keeps."""
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        self.ptr, self.size, self.device_id = ptr, size, THREAD.device if device_id == -1 else device_id
 
 
 class PooledMemory:
@@ -35,7 +61,7 @@ class PooledMemory:
 
 
 class MemoryPointer:
-    def __init__(self, mem: PooledMemory, offset: int) -> None:
+    def __init__(self, mem: PooledMemory | Memory | UnownedMemory, offset: int) -> None:
         self.mem = mem
         self.device_id = mem.device_id
         self.ptr = mem.ptr + offset if mem.ptr else 0
@@ -49,6 +75,7 @@ class MemoryPool:
     """As cupy.cuda.MemoryPool: sizes are those of the current device."""
 
     def __init__(self, allocator: Any = None) -> None:
+        self._allocator = allocator
         self._free: dict[tuple[int, int], list[Chunk]] = {}
         self._used: dict[int, int] = {}
         self._total: dict[int, int] = {}
@@ -79,21 +106,33 @@ class MemoryPool:
             else:
                 chunk = self._grow(device, stream, size)
             chunk.held, chunk.asked = True, asked
-            chunk.segment.bytes[chunk.offset + asked : chunk.offset + size] = 0xFF
+            if not chunk.segment.is_plain:
+                chunk.segment.bytes[chunk.offset + asked : chunk.offset + size] = 0xFF
             self._used[device] = self._used.get(device, 0) + size
             return MemoryPointer(PooledMemory(self, chunk, device, size), 0)
 
     def _grow(self, device: int, stream: int, size: int) -> Chunk:
-        if self._refused(device, size):
+        try:
+            segment = self._new_segment(device, size)
+        except OutOfMemoryError:
             self.free_all_blocks()
-            if self._refused(device, size):
-                raise OutOfMemoryError(size, self._total.get(device, 0))
-        segment = Segment(device, size)
+            segment = self._new_segment(device, size)
         chunk = Chunk(segment, 0, size, stream)
         segment.chunks.append(chunk)
-        add(segment)
         self._total[device] = self._total.get(device, 0) + size
         return chunk
+
+    def _new_segment(self, device: int, size: int) -> Segment:
+        if self._allocator is not None:
+            memory: Memory = self._allocator(size).mem
+            memory.is_pooled = True
+            return memory.segment
+        refuse_in_capture("cudaMalloc")
+        if self._refused(device, size):
+            raise OutOfMemoryError(size, self._total.get(device, 0))
+        segment = Segment(device, size)
+        add(segment)
+        return segment
 
     def _refused(self, device: int, size: int) -> bool:
         return device_used(device) + size > MACHINE.device_bytes

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from cupy._array import ndarray, on_device
-from cupy._clock import current_stream, launch
+from cupy._clock import StreamClock, current_stream, launch, submit
 from cupy._compile import CompileException, library
 from cupy._segments import check_ends, reach, touch
 from cupy._state import LOCK, THREAD, StandinError, absent
@@ -118,6 +118,16 @@ class RawKernel:
             raise TypeError(f"{self.name} takes {len(self._signature)} arguments, and got {len(args)}")
         values = [self._argument(k, args) for k in range(len(args))]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        read = [
+            (arg.data.ptr, arg.shape, arg.strides, arg.itemsize) if isinstance(arg, ndarray) else int(arg) if arg else 0
+            for arg in (arg if kind[0] != "S" else 0 for kind, arg in zip(self._signature, args, strict=True))
+        ]
+        submit(current_stream(), lambda stream: self._launch(stream, grid, block, shared_mem, values, pointers, read))
+
+    def _launch(
+        self, stream: StreamClock, grid: Any, block: Any, shared_mem: int, values: Any, pointers: Any, read: list[Any]
+    ) -> None:
+        """Run it on the bytes of its arguments, whose memory it reads and writes; `values` keeps them."""
         error = ctypes.create_string_buffer(256)
         shared = ctypes.create_string_buffer(shared_mem + 16)
         call = _Launch(
@@ -131,19 +141,19 @@ class RawKernel:
             256,
         )
         with LOCK:
-            work = launch(current_stream(), self.name)
-            for kind, arg in zip(self._signature, args, strict=True):
+            work = launch(stream, self.name)
+            for kind, arg in zip(self._signature, read, strict=True):
                 writes = kind[0] == "P"
-                if isinstance(arg, ndarray):
-                    touch(work, arg.data.ptr, arg.shape, arg.strides, arg.itemsize, writes)
-                elif kind[0] != "S" and arg:
+                if isinstance(arg, tuple):
+                    touch(work, *arg, writes)
+                elif arg:
                     # how far the kernel goes from a bare address is not known: to the allocation's end
-                    touch(work, int(arg), (reach(int(arg), self.name),), (1,), 1, writes)
+                    touch(work, arg, (reach(arg, self.name),), (1,), 1, writes)
         if self._run(pointers, ctypes.byref(call)):
             raise StandinError(f"{self.name}: {error.value.decode()}")
-        for kind, arg in zip(self._signature, args, strict=True):
-            if kind[0] == "P" and isinstance(arg, ndarray) and arg.size:
-                check_ends(arg.data.ptr, self.name)
+        for kind, arg in zip(self._signature, read, strict=True):
+            if kind[0] == "P" and isinstance(arg, tuple) and 0 not in arg[1]:
+                check_ends(arg[0], self.name)
 
     def _check_dims(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
         threads = block[0] * block[1] * block[2]

@@ -21,9 +21,14 @@ WHOLE = np.zeros(1, np.int64)
 
 
 class Segment:
-    """One cudaMalloc: `size` bytes at `base`, with a history of who touched them."""
+    """One cudaMalloc: `size` bytes at `base`, with a history of who touched them.
 
-    def __init__(self, device: int, size: int) -> None:
+    `is_plain`: nothing but CUDA watches over it. Of a pool that asks its program for memory, chunks are the program's
+    affair: a graph uses what the pool holds free.
+    """
+
+    def __init__(self, device: int, size: int, is_plain: bool = False) -> None:
+        self.is_plain = is_plain
         raw = np.full(size + 2 * UNIT, 0xFF, np.uint8)
         shift = -raw.ctypes.data % UNIT
         self.bytes = raw[shift : shift + size]
@@ -53,6 +58,7 @@ _bases: list[int] = []
 _segments: dict[int, Segment] = {}
 DROPPED: deque[tuple[Any, Chunk]] = deque()  # freed by finalizers, put back at the next chance
 ENDED: deque[Segment] = deque()  # of pools that are gone
+FREED: deque[Segment] = deque()  # of no pool, and freed
 LEAKED: dict[int, int] = {}  # bytes by device that such pools never gave back
 
 
@@ -60,6 +66,8 @@ def put_back() -> None:
     while DROPPED:
         pool, chunk = DROPPED.popleft()
         pool._release(chunk)
+    while FREED:
+        remove(FREED.popleft())
     while ENDED:
         segment = ENDED.popleft()
         remove(segment)  # as real memory; the device's stays taken
@@ -90,6 +98,8 @@ def find(ptr: int, nbytes: int, what: str) -> tuple[Segment, int]:
             segment = _segments[_bases[index]]
             offset = ptr - segment.base
             if offset + max(nbytes, 1) <= segment.size:
+                if segment.is_plain:
+                    return segment, offset
                 chunk = _chunk_at(segment, offset)
                 if chunk.held and offset + nbytes <= chunk.offset + chunk.asked:
                     return segment, offset
@@ -112,6 +122,8 @@ def check_ends(ptr: int, what: str) -> None:
     """Raises: StandinError where somebody wrote behind the end of the allocation that holds `ptr`."""
     with LOCK:
         segment, offset = find(ptr, 0, what)
+        if segment.is_plain:
+            return
         chunk = _chunk_at(segment, offset)
         behind = segment.bytes[chunk.offset + chunk.asked : chunk.offset + chunk.size]
         if (behind != 0xFF).any() or (segment.guard != 0xFF).any():

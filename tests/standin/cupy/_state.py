@@ -41,6 +41,7 @@ class _Thread(threading.local):
         self.handles: dict[int, int] = {}
         self.group: list[Any] | None = None
         self.stacks: Any = None
+        self.capturing: list[Any] = []  # the streams whose capture this thread has begun
 
 
 class _Machine:
@@ -48,6 +49,7 @@ class _Machine:
         self.num_devices = int(os.environ.get("ZEROSIM_STANDIN_DEVICES", "1"))
         self.device_bytes = 80 * 10**9
         self.waits: list[Wait] = []
+        self.launches = {"alone": 0, "captured": 0, "graphs": 0, "replayed": 0}
 
 
 MACHINE = _Machine()
@@ -73,7 +75,16 @@ def place() -> Place:
     return Place(None, 0) if frame is None else Place(frame.f_code, frame.f_lineno)
 
 
+def refuse_in_capture(what: str) -> None:
+    """As CUDA in a capture of mode ThreadLocal: the call fails, and the capture with it. Raises: StandinError."""
+    for stream in THREAD.capturing:
+        stream.capture.broken = True
+    if THREAD.capturing:
+        raise StandinError(f"cudaErrorStreamCaptureUnsupported: {what} while this thread captures a stream")
+
+
 def count_wait(kind: str) -> None:
+    refuse_in_capture(kind)
     with LOCK:
         MACHINE.waits.append(Wait(kind, str(place()), threading.current_thread().name))
 

@@ -10,7 +10,9 @@ __all__ = [
     "RaceError",
     "StandinError",
     "Wait",
+    "forget_launches",
     "forget_waits",
+    "launches",
     "reset",
     "set_device_bytes",
     "set_device_count",
@@ -27,6 +29,18 @@ def waits() -> list[Wait]:
 def forget_waits() -> None:
     with LOCK:
         MACHINE.waits.clear()
+
+
+def launches() -> dict[str, int]:
+    """Kernels, products and device copies since `forget_launches`: launched alone, captured; graphs launched, and what
+    they launched."""
+    with LOCK:
+        return dict(MACHINE.launches)
+
+
+def forget_launches() -> None:
+    with LOCK:
+        MACHINE.launches = dict.fromkeys(MACHINE.launches, 0)
 
 
 def reset() -> None:

@@ -3,23 +3,29 @@
 The check runs before the first array on a GPU. A fault is one sentence and one command, the same in a run's error
 and in `zerosim doctor`. The facts come from `facts.py`; this module does not import CuPy.
 
-Source: CUDA compatibility guide (a driver runs every older CUDA, and newer ones of its own major version), cuBLAS's
-manual (cublasSetWorkspace: 32 MiB on compute capability 9 and newer, 4 MiB before).
+Source: CUDA compatibility guide (a driver runs every older CUDA, and newer ones of its own major version), release
+notes of CUDA 12.0 and 13.0 (the oldest GPUs that they compile for), cuBLAS's manual (cublasSetWorkspace: 32 MiB on
+compute capability 9 and newer, 4 MiB before).
 """
 
 from __future__ import annotations
 
-from zerosim.backends.cuda.facts import CudaFacts, basic_facts, cuda_facts, find_gpu
+from zerosim.backends.cuda.facts import CudaFacts, basic_facts, cuda_facts, find_gpu, find_model, graphs_error
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
-__all__ = ["check_cuda", "check_nccl", "check_precision", "check_room", "cuda_facts", "cuda_faults", "nccl_fault"]
+__all__ = [
+    "check_cuda", "check_graphs", "check_nccl", "check_precision", "check_room", "cuda_facts", "cuda_faults",
+    "nccl_fault",
+]  # fmt: skip
 
 INSTALL = "pip install 'cupy-cuda12x[ctk]>=14'"
 """The requirement of pyproject.toml's extra `cuda`. The name zerosim on a package index may belong to another
 project."""
 BF16_SINCE = 14
 OLDEST_DRIVER = 12
+OLDEST_GPUS = ((13000, "7.5"), (0, "5.0"))
+"""The oldest compute capability that CUDA compiles for, from this version on."""
 
 Fault = tuple[str, str]
 """A problem, and the command or setting that mends it."""
@@ -32,10 +38,22 @@ def check_cuda(ranks: int | None = None) -> None:
     Raises: InputError, one line with the command that mends it.
     """
     facts = basic_facts()
-    for what, mend in cuda_faults(facts):
-        raise InputError(f"--backend cuda: {what}: {mend}")
+    models = (find_model(index) for index in range(facts.num_gpus))
+    old = (_age_fault(facts, index, *model) for index, model in enumerate(models) if model is not None)
+    for fault in (*cuda_faults(facts), *old):
+        if fault is not None:
+            raise InputError(f"--backend cuda: {fault[0]}: {fault[1]}")
     for index in range(min(ranks or 0, facts.num_gpus)):
         check_room(index, len(range(index, ranks or 0, facts.num_gpus)), 0)
+
+
+def check_graphs() -> None:
+    """Refuse CUDA graphs where cuBLAS cannot be called beside CuPy. Raises: InputError with what runs instead."""
+    error = graphs_error()
+    if error is not None:
+        raise InputError(
+            f"--capture-graphs: {error}: leave --capture-graphs out, and each kernel is launched by itself"
+        )
 
 
 def check_room(index: int, ranks: int, rank_bytes: int) -> None:
@@ -114,7 +132,8 @@ def _version_fault(facts: CudaFacts) -> Fault | None:
 
 def _gpu_fault(facts: CudaFacts) -> Fault | None:
     if facts.num_gpus > 0:
-        return None
+        old = (_age_fault(facts, gpu.index, gpu.name, gpu.compute_capability) for gpu in facts.gpus)
+        return next((fault for fault in old if fault is not None), None)
     if facts.driver_version == 0:
         what = "there is no NVIDIA driver (libcuda.so.1 does not load)"
         return what, "install NVIDIA's driver, or start the container with --gpus all, until nvidia-smi answers"
@@ -123,6 +142,18 @@ def _gpu_fault(facts: CudaFacts) -> Fault | None:
         return f"CUDA_VISIBLE_DEVICES={shown} leaves no GPU", "unset it, or set it to a number that nvidia-smi -L lists"
     why = f" ({facts.count_error})" if facts.count_error else ""
     return f"no GPU is visible{why}", "nvidia-smi must list one; in a container, start it with --gpus all"
+
+
+def _age_fault(facts: CudaFacts, index: int, name: str, capability: str) -> Fault | None:
+    """Return the fault of a GPU for which this CUDA does not compile."""
+    runtime = facts.runtime_version or 0
+    oldest = next(oldest for since, oldest in OLDEST_GPUS if runtime >= since)
+    if tuple(map(int, capability.split("."))) >= tuple(map(int, oldest.split("."))):
+        return None
+    what = f"GPU {index} ({name}) has compute capability {capability}, CUDA {version_text(runtime)} needs {oldest}"
+    if runtime >= OLDEST_GPUS[0][0]:
+        return what, f"pip uninstall -y {_package(facts)} && {INSTALL}, or hide it with CUDA_VISIBLE_DEVICES"
+    return what, "hide it with CUDA_VISIBLE_DEVICES, or --backend numpy"
 
 
 def _library_fault(facts: CudaFacts) -> Fault | None:

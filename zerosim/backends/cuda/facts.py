@@ -124,20 +124,42 @@ def _cublas() -> Any:
     return cublas
 
 
+def graphs_error() -> str | None:
+    """Return why this process could not capture CUDA graphs, or None."""
+
+    def look() -> None:
+        cupy, _ = _cupy()
+        assert cupy.cuda.Stream.begin_capture is not None
+        from zerosim.backends.cuda.libraries import cublas_library
+
+        cublas_library()
+
+    return _tried(look)[1]
+
+
+def find_model(index: int) -> tuple[str, str] | None:
+    """Return a GPU's name and compute capability, or None if it does not answer. Its memory stays untouched."""
+
+    def look() -> tuple[str, str]:
+        found = _cupy()[1].getDeviceProperties(index)
+        name = found["name"]
+        return name.decode() if isinstance(name, bytes) else str(name), f"{found['major']}.{found['minor']}"
+
+    model: tuple[str, str] | None = _tried(look)[0]
+    return model
+
+
 def find_gpu(index: int) -> Gpu | None:
     """Return one GPU, or None if it does not answer. Asking for its free memory creates this process's context on
     it."""
 
-    def look() -> Gpu:
-        cupy, runtime = _cupy()
-        found = runtime.getDeviceProperties(index)
-        name = found["name"]
-        free, total = cupy.cuda.Device(index).mem_info
-        capability = f"{found['major']}.{found['minor']}"
-        return Gpu(index, name.decode() if isinstance(name, bytes) else str(name), capability, int(total), int(free))
+    def look() -> tuple[int, int]:
+        free, total = _cupy()[0].cuda.Device(index).mem_info
+        return int(total), int(free)
 
-    gpu: Gpu | None = _tried(look)[0]
-    return gpu
+    model = find_model(index)
+    found: tuple[int, int] | None = None if model is None else _tried(look)[0]
+    return None if model is None or found is None else Gpu(index, *model, *found)
 
 
 def _nccl() -> str | None:

@@ -15,8 +15,9 @@ Source: cuBLAS library, 2.1.4 (reproducibility), 2.2.10 (math modes), 2.8.13 (cu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product as every
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +35,7 @@ _DATA_TYPES = MappingProxyType({FLOAT32: 0, FLOAT64: 1, FLOAT16: 2, BFLOAT16: 14
 
 # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, cublas_api.h, which CuPy does not name: where a sum is cut into
 # parts, these are added in the compute type, not in the result's. The rest of the mode is the default one.
-_SUMS_STAY_WIDE = 16
+SUMS_STAY_WIDE = 16
 
 
 # -- the contract's two ---------------------------------------------------------------------------
@@ -127,8 +128,7 @@ def _gemm(left: _Operand, right: _Operand, out: Array, compute: np.dtype[Any], f
     kind, out_kind = _DATA_TYPES[left.array.dtype], _DATA_TYPES[out.dtype]
     mode = cublas.CUBLAS_COMPUTE_64F if compute == FLOAT64 else cublas.CUBLAS_COMPUTE_32F
     transposes = [cublas.CUBLAS_OP_T if side.transposed else cublas.CUBLAS_OP_N for side in (right, left)]
-    handle = cp.cuda.device.get_cublas_handle()
-    cublas.setMathMode(handle, _SUMS_STAY_WIDE)
+    multiply = _gemm_here()
     scale, add = factors.ctypes.data, factors.ctypes.data + factors.itemsize
     across = [s // a.itemsize for s, a in zip(steps, arrays, strict=True)]
     for offsets in starts:
@@ -136,7 +136,18 @@ def _gemm(left: _Operand, right: _Operand, out: Array, compute: np.dtype[Any], f
         first, second = (y, kind, right.pitch, across[1]), (x, kind, left.pitch, across[0])
         result = z, out_kind, _pitch(out), across[2]
         how = batch, mode, cublas.CUBLAS_GEMM_DEFAULT
-        cublas.gemmStridedBatchedEx(handle, *transposes, *sizes, scale, *first, *second, add, *result, *how)
+        multiply(*transposes, *sizes, scale, *first, *second, add, *result, *how)
+
+
+def _gemm_here() -> Callable[..., None]:
+    """Return cuBLAS's product through CuPy, or through the current stream's own handle if it has one."""
+    own = getattr(cp.cuda.get_current_stream(), "blas", None)
+    if own is not None:
+        product: Callable[..., None] = own.gemm
+        return product
+    handle = cp.cuda.device.get_cublas_handle()
+    cublas.setMathMode(handle, SUMS_STAY_WIDE)
+    return partial(cublas.gemmStridedBatchedEx, handle)
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]

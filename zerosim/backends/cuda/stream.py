@@ -28,13 +28,16 @@ from zerosim.dtypes import DType
 class CudaStream:
     """One rank's queue of kernels and its memory pool. Any thread may act as the rank: `with stream.use():`."""
 
-    def __init__(self, gpu: int) -> None:
+    def __init__(self, gpu: int, pool: Any = None, kind: Any = cp.cuda.Stream) -> None:
         self.gpu = gpu
         self.device = cp.cuda.Device(gpu)
-        self.pool = cp.cuda.MemoryPool()
+        self.pool = cp.cuda.MemoryPool() if pool is None else pool
         with self.device:
-            self.cupy_stream = cp.cuda.Stream(non_blocking=True)
-        finalize(self, _give_back, self.device, self.pool).atexit = False
+            self.cupy_stream = kind(non_blocking=True)
+        finalize(self, give_back, self.device, self.pool).atexit = False
+
+    def flush(self) -> None:
+        """Launch kernels that were held back: none here."""
 
     def use(self) -> AbstractContextManager[object]:
         """Launch kernels in this rank's stream and allocate arrays from its pool inside the `with` block."""
@@ -46,6 +49,7 @@ class CudaStream:
 
     def record_event(self) -> Any:
         """Record an event after all work queued so far."""
+        self.flush()
         with self.device:
             event = cp.cuda.Event(disable_timing=True)
             event.record(self.cupy_stream)
@@ -53,20 +57,24 @@ class CudaStream:
 
     def wait_event(self, event: Any) -> None:
         """Make the stream wait for `event`, which may be another GPU's. The host does not wait."""
+        self.flush()
         with self.device:
             self.cupy_stream.wait_event(event)
 
     def synchronize(self) -> None:
         """Wait on the host until the stream has finished all its work."""
+        self.flush()
         self.cupy_stream.synchronize()
 
     def download(self, array: Array) -> Any:
         """Copy an array's bytes to the host, bit for bit, as a flat NumPy array of uint8. Wait for the copy."""
+        self.flush()
         with self.use():
             return array.get().reshape(-1).view(np.uint8)
 
     def upload(self, data: Any, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return a new array of this rank with these bytes. CUDA has read the pageable memory when this returns."""
+        self.flush()
         with self.use():
             array = cp.empty(shape, NUMPY_TYPES[dtype.name])
             array.set(np.frombuffer(data, np.uint8).view(array.dtype).reshape(shape))
@@ -84,11 +92,12 @@ class CudaStream:
 
     def memory(self) -> tuple[int, int]:
         """Return the bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and reserved."""
+        self.flush()
         with self.device:
             return self.pool.used_bytes(), self.pool.total_bytes()
 
 
-def _give_back(device: Any, pool: Any) -> None:
+def give_back(device: Any, pool: Any) -> None:
     """Free the pool's unused memory on that GPU."""
     with device:
         pool.free_all_blocks()
@@ -108,11 +117,13 @@ class StreamTimer:
 
     def start(self) -> None:
         """Start timing the work queued from now on. Return at once; timing begins after the stream's queued work."""
+        self._stream.flush()
         with self._stream.device:
             self._started.record(self._stream.cupy_stream)
 
     def stop(self) -> float:
         """Wait for the work queued so far, and return the seconds on the GPU since `start`."""
+        self._stream.flush()
         with self._stream.device:
             self._stopped.record(self._stream.cupy_stream)
             self._stopped.synchronize()

@@ -19,6 +19,9 @@ class WorldConfig(Part):
     backend: str = option(
         "numpy", "numpy runs on the CPU; cuda runs the same program on GPUs, through CuPy", choices=("numpy", "cuda")
     )
+    capture_graphs: bool = option(
+        False, "with --backend cuda: capture kernels that repeat as CUDA graphs; no GPU has run it yet", after="backend"
+    )
     transport: str = option(
         "threads", "run ranks as threads, or in the processes that mpirun started", flat="world",
         choices=("threads", "mpi"),
@@ -38,6 +41,11 @@ class WorldConfig(Part):
     )  # fmt: skip
 
     def _check(self) -> None:
+        if self.capture_graphs and self.backend != "cuda":
+            raise wrong(
+                "capture_graphs",
+                f": backend {self.backend} has none; choose --backend cuda, or leave --capture-graphs out",
+            )
         if self.algorithm == "native" and self.transport == "threads" and self.backend == "numpy":
             raise wrong(
                 "collective",

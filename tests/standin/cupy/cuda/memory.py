@@ -1,5 +1,17 @@
 """cupy.cuda.memory of the stand-in."""
 
-from cupy._memory import MemoryPointer, MemoryPool, OutOfMemoryError, PooledMemory, alloc, using_allocator
+from cupy._memory import (
+    Memory,
+    MemoryPointer,
+    MemoryPool,
+    OutOfMemoryError,
+    PooledMemory,
+    UnownedMemory,
+    alloc,
+    using_allocator,
+)
 
-__all__ = ["MemoryPointer", "MemoryPool", "OutOfMemoryError", "PooledMemory", "alloc", "using_allocator"]
+__all__ = [
+    "Memory", "MemoryPointer", "MemoryPool", "OutOfMemoryError", "PooledMemory", "UnownedMemory", "alloc",
+    "using_allocator",
+]  # fmt: skip

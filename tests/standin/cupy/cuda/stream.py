@@ -19,6 +19,7 @@ from cupy._clock import (
     wait_stream,
 )
 from cupy._state import LOCK, THREAD, StandinError, absent, count_wait
+from cupy.cuda import graph
 
 
 class Event:
@@ -33,6 +34,7 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         with LOCK:
             clock = current_stream() if stream is None else stream_of(stream.ptr)
+            _refuse_in_graph(clock, "an event is recorded")
             if clock.device != self._device:
                 raise StandinError(
                     f"cudaErrorInvalidResourceHandle: an event of device {self._device} records {clock.name} of device "
@@ -54,6 +56,13 @@ class Event:
 
     def __getattr__(self, name: str) -> Any:
         raise absent("Event", name)
+
+
+def _refuse_in_graph(clock: StreamClock, what: str) -> None:
+    """CUDA would make it a part of the graph; zerosim captures nothing that reaches other streams."""
+    if clock.capture is not None:
+        clock.capture.broken = True
+        raise StandinError(f"{what} on {clock.name}, which is capturing")
 
 
 class Stream:
@@ -113,7 +122,17 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         with LOCK:
+            _refuse_in_graph(self._its, "an event is waited for")
             join(self._its.seen, event._clock)
+
+    def begin_capture(self, mode: int | None = None) -> None:
+        graph.begin(self._its, mode)
+
+    def end_capture(self) -> graph.Graph:
+        return graph.end(self._its)
+
+    def is_capturing(self) -> bool:
+        return self._its.capture is not None
 
     @property
     def done(self) -> bool:

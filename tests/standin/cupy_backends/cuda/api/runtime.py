@@ -9,6 +9,7 @@ from cupy._copy import memcpy_async, memcpy_peer_async
 from cupy._state import MACHINE, absent
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
+streamCaptureModeGlobal, streamCaptureModeThreadLocal, streamCaptureModeRelaxed = range(3)
 CUDA_R_32F, CUDA_R_64F, CUDA_R_16F, CUDA_R_16BF = 0, 1, 2, 14
 memcpyAsync = memcpy_async
 memcpyPeerAsync = memcpy_peer_async

@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from cupy._clock import current_stream, launch
+from cupy._clock import StreamClock, current_stream, launch, submit
 from cupy._segments import is_device, touch
 from cupy._state import LOCK, absent
 from cupy.cuda.device import handle_is_mine
@@ -55,8 +55,8 @@ def gemmEx(
     Btype: int, ldb: int, beta: int, C: int, Ctype: int, ldc: int, computeType: int, algo: int,
 ) -> None:  # fmt: skip
     """C (m, n) = alpha * op(A) (m, k) @ op(B) (k, n) + beta * C, each column-major with its leading dimension."""
-    _gemm("gemmEx", handle, transa, transb, m, n, k, alpha, (A, Atype, lda, 0), (B, Btype, ldb, 0), beta,
-          (C, Ctype, ldc, 0), 1, computeType, algo)  # fmt: skip
+    _gemm("gemmEx", _stream_of(handle, "gemmEx"), transa, transb, m, n, k, alpha, (A, Atype, lda, 0),
+          (B, Btype, ldb, 0), beta, (C, Ctype, ldc, 0), 1, computeType, algo)  # fmt: skip
 
 
 def gemmStridedBatchedEx(
@@ -65,19 +65,32 @@ def gemmStridedBatchedEx(
     batchCount: int, computeType: int, algo: int,
 ) -> None:  # fmt: skip
     """As gemmEx for batchCount products, whose matrices lie strideA, strideB and strideC elements apart."""
-    _gemm("gemmStridedBatchedEx", handle, transa, transb, m, n, k, alpha, (A, Atype, lda, strideA),
-          (B, Btype, ldb, strideB), beta, (C, Ctype, ldc, strideC), batchCount, computeType, algo)  # fmt: skip
+    _gemm("gemmStridedBatchedEx", _stream_of(handle, "gemmStridedBatchedEx"), transa, transb, m, n, k, alpha,
+          (A, Atype, lda, strideA), (B, Btype, ldb, strideB), beta, (C, Ctype, ldc, strideC), batchCount, computeType,
+          algo)  # fmt: skip
 
 
-def _gemm(
-    name: str, handle: int, transa: int, transb: int, m: int, n: int, k: int, alpha: int, a: tuple[int, ...],
-    b: tuple[int, ...], beta: int, c: tuple[int, ...], batch: int, compute: int, algo: int,
-) -> None:  # fmt: skip
-    every = (handle, transa, transb, m, n, k, alpha, *a, beta, *b, *c, batch, compute, algo)
-    if any(not isinstance(value, int | np.integer) for value in every):
+def _stream_of(handle: int, name: str) -> StreamClock:
+    """CuPy sets the handle's stream at every call, and refuses one that is capturing, whatever cuBLAS would do."""
+    if not isinstance(handle, int):
         raise TypeError(f"{name} takes integers: pointers, sizes and constants")
     if not handle_is_mine(handle):
         raise _error("CUBLAS_STATUS_NOT_INITIALIZED", name, "the handle is another thread's or another device's")
+    stream = current_stream()
+    if stream.capture is not None:
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+    return stream
+
+
+def _gemm(
+    name: str, stream: StreamClock, transa: int, transb: int, m: int, n: int, k: int, alpha: int, a: tuple[int, ...],
+    b: tuple[int, ...], beta: int, c: tuple[int, ...], batch: int, compute: int, algo: int,
+    workspace: tuple[int, int] = (0, 0),
+) -> None:  # fmt: skip
+    """`workspace`: the address and bytes of a handle's own, which the product may write."""
+    every = (transa, transb, m, n, k, alpha, *a, beta, *b, *c, batch, compute, algo)
+    if any(not isinstance(value, int | np.integer) for value in every):
+        raise TypeError(f"{name} takes integers: pointers, sizes and constants")
     if min(m, n, k, batch) < 0 or max(m, n, k, batch, a[2], b[2], c[2]) >= 2**31:
         raise _error("CUBLAS_STATUS_INVALID_VALUE", name, f"m, n, k, batch = {m}, {n}, {k}, {batch}")
     if transa not in (0, 1, 2) or transb not in (0, 1, 2) or not (-1 <= algo <= 23 or 99 <= algo <= 115):
@@ -97,21 +110,27 @@ def _gemm(
         return
     scalar = SUPPORTED[compute][0]
     alpha_value, beta_value = (_host_scalar(pointer, scalar, name) for pointer in (alpha, beta))
-    with LOCK:
-        work = launch(current_stream(), name)
-        left = _matrix(work, a, (k, m) if transa else (m, k), batch, False)
-        right = _matrix(work, b, (n, k) if transb else (k, n), batch, False)
-        if beta_value != 0:
-            _matrix(work, c, (m, n), batch, False)
-        out = _matrix(work, c, (m, n), batch, True)
-    left, right = (x.astype(scalar) for x in (left, right))
-    left = left.swapaxes(1, 2) if transa else left
-    right = right.swapaxes(1, 2) if transb else right
-    with np.errstate(all="ignore"):
-        result = np.matmul(left, right) * alpha_value
-        if beta_value != 0:
-            result = result + beta_value * out.astype(scalar)
-        out[...] = result.astype(out.dtype)
+
+    def multiply(stream: StreamClock) -> None:
+        with LOCK:
+            work = launch(stream, name)
+            left = _matrix(work, a, (k, m) if transa else (m, k), batch, False)
+            right = _matrix(work, b, (n, k) if transb else (k, n), batch, False)
+            if beta_value != 0:
+                _matrix(work, c, (m, n), batch, False)
+            out = _matrix(work, c, (m, n), batch, True)
+            if workspace[1]:
+                touch(work, workspace[0], (workspace[1],), (1,), 1, True)
+        left, right = (x.astype(scalar) for x in (left, right))
+        left = left.swapaxes(1, 2) if transa else left
+        right = right.swapaxes(1, 2) if transb else right
+        with np.errstate(all="ignore"):
+            result = np.matmul(left, right) * alpha_value
+            if beta_value != 0:
+                result = result + beta_value * out.astype(scalar)
+            out[...] = result.astype(out.dtype)
+
+    submit(stream, multiply)
 
 
 def _apart(c: tuple[int, ...], m: int, n: int, batch: int) -> bool:
@@ -167,3 +186,13 @@ def setMathMode(handle: int, mode: int) -> None:
 
 def __getattr__(name: str) -> Any:
     raise absent("cublas", name)
+
+
+def _load() -> Any:
+    """The library itself, which CuPy has loaded once this module is imported: other callers find it by its name."""
+    from cupy_backends.cuda.libs import _libcublas
+
+    return _libcublas.load(_gemm)
+
+
+LIBRARY = _load()
