@@ -166,6 +166,18 @@ def test_stages_that_a_framework_does_not_have() -> None:
     assert find_recipe("fsdp2").note(3) is None
     assert "fsdp2 itself has no stage 1 (it has 2, 3)" in (find_recipe("fsdp2").note(1) or "")
     assert "megatron itself has no stage 3 (it has 0, 1)" in (find_recipe("megatron").note(3) or "")
+    assert "deepspeed itself refuses stage 2 beside a pipeline" in (find_recipe("deepspeed").note(2, pp=2) or "")
+    assert find_recipe("deepspeed").note(1, pp=2) is find_recipe("deepspeed").note(2) is None
+
+
+def test_fsdp_gathers_nothing_on_one_rank_of_shards() -> None:
+    """FSDP1 is NO_SHARD there. FSDP2 copies each unit at its turn."""
+    assert "(PyTorch switches to NO_SHARD): --stage 0 plans that" in (find_recipe("fsdp1").note(3, shards=1) or "")
+    assert find_recipe("fsdp1").note(3) is find_recipe("fsdp1").note(0, shards=1) is None
+    for size, early in (({"ranks": 2}, 1), ({"ranks": 2, "dp_replicate": 2}, 0), ({"ranks": 1}, 0)):
+        config = RunConfig(recipe="fsdp2", stage=3, **size)
+        assert (config.gathering.prefetch, config.gathering.keep_last_output) == (early, bool(early))
+    assert RunConfig(recipe="fsdp2", stage=3, ranks=1, prefetch=2).gathering.prefetch == 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Four blocks of Llama 3 8B with adapters under FSDP on 16 ranks, in fake tensors: live storages beside our ledger."""
+"""Four blocks of Llama 3 8B with adapters under FSDP on 1, 2 and 16 ranks, in fake tensors: live storages beside our
+ledger."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from zerosim import RunConfig, plan
 from zerosim.config import plan_config
 from zerosim.device.events import Alloc, Free
 
-RANKS, TOKENS, LAYERS = 16, 4096, 4
+TOKENS, LAYERS = 4096, 4
 SIZES: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
 SIZES |= {"num_key_value_heads": 8, "num_hidden_layers": LAYERS, "vocab_size": 128256, "tie_word_embeddings": False}
 MASK, TABLES = TOKENS**2, 2 * 2 * TOKENS * 128
@@ -100,11 +101,11 @@ def wrapped(version: int, mesh: Any, *, around: bool) -> tuple[nn.Module, Any]:
     return made_of, inner.model
 
 
-def theirs(version: int, *, around: bool, autocasts: bool) -> dict[str, int]:
+def theirs(version: int, ranks: int, *, around: bool, autocasts: bool) -> dict[str, int]:
     """Return the bytes held at first, and the most in the loss's forward and backward and in blocks' backward."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)  # type: ignore[no-untyped-call]
     try:
-        mesh = init_device_mesh("cpu", (RANKS,))
+        mesh = init_device_mesh("cpu", (ranks,))
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inner = wrapped(version, mesh, around=around)
             live = Live()
@@ -132,12 +133,13 @@ def theirs(version: int, *, around: bool, autocasts: bool) -> dict[str, int]:
         dist.destroy_process_group()
 
 
-def ours(version: int, *, autocasts: bool) -> dict[str, int]:
+def ours(version: int, ranks: int, *, autocasts: bool) -> dict[str, int]:
+    """Return the same of a plan. On one rank FSDP1 switches to NO_SHARD, as stage 0."""
+    stage: dict[str, Any] = {"stage": 3, "use_reentrant": False} if (version, ranks) != (1, 1) else {"stage": 0}
     config: RunConfig = plan_config(
-        model="llama3-8b", layers=LAYERS, ranks=RANKS, stage=3, recipe=f"fsdp{version}", micro_batch=1, seq=TOKENS,
+        model="llama3-8b", layers=LAYERS, ranks=ranks, recipe=f"fsdp{version}", micro_batch=1, seq=TOKENS,
         lora_rank=16, adapter_dtype="fp32", recompute="full", saves="eager", attention="flash", loss="hf-5",
-        repeat_kv=True, optimizer="adamw", lazy_states=True, use_reentrant=False,
-        autocast="bf16" if autocasts else None,
+        repeat_kv=True, optimizer="adamw", lazy_states=True, autocast="bf16" if autocasts else None, **stage,
     )  # fmt: skip
     live, most, sizes = 0, dict[str, int](), dict[int, int]()
     for event in plan(config, keep_events=True).events[0]:
@@ -154,20 +156,33 @@ def ours(version: int, *, autocasts: bool) -> dict[str, int]:
     return most
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("version", "around", "autocasts"), [(1, False, False), (1, True, True), (2, False, False), (2, False, True)]
+    ("version", "ranks", "around", "autocasts"),
+    [
+        (1, 1, False, False),
+        (2, 1, False, False),
+        pytest.param(1, 2, False, False, marks=SLOW),
+        pytest.param(2, 2, False, True, marks=SLOW),
+        (1, 16, False, False),
+        (1, 16, True, True),
+        (2, 16, False, False),
+        (2, 16, False, True),
+    ],
 )
 def test_live_storages_are_our_ledgers(
-    version: int, around: bool, autocasts: bool, monkeypatch: pytest.MonkeyPatch
+    version: int, ranks: int, around: bool, autocasts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 128 kB of 9 GB: ids and labels, the norms' statistics and the kernels' scalars, of both."""
     monkeypatch.setattr(nn.Module, "_apply", replace_parameters)
-    real, mine = theirs(version, around=around, autocasts=autocasts), ours(version, autocasts=autocasts)
+    real, mine = theirs(version, ranks, around=around, autocasts=autocasts), ours(version, ranks, autocasts=autocasts)
     assert real["held"] - mine["held"] == 2 * 4 * 64  # the frequencies of rotary embeddings, and a copy
     more = {"loss": 0, "loss, backward": 0, f"layers.{LAYERS - 1}, backward": 0, "layers.1, backward": ADAPTERS}
     if version == 1:  # ours prefetches a block's adapters with it
-        more = {name: -ADAPTERS * ("backward" in name) for name in more}
+        more = {name: -ADAPTERS * ("backward" in name and ranks > 1) for name in more}
     for name, copied in more.items():  # FSDP2 copies gradients into the buffer that it reduces from
         print(f"{name}: {real[name]:,} and {mine[name]:,} B")
         assert abs(real[name] - MASK - TABLES - copied - mine[name]) < 2**17, name

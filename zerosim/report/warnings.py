@@ -11,6 +11,7 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import is_exact, without_fragmentation
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.recipes import find_recipe
+from zerosim.placement.mesh import STATES
 from zerosim.report.look import Stack, prose
 from zerosim.report.names import counted
 from zerosim.report.verdict import Limit
@@ -29,7 +30,8 @@ def warnings_of(config: RunConfig, limit: Limit | None, cluster: Cluster | None,
 def recipe_note(config: RunConfig) -> str | None:
     """Return a note on a ZeRO stage that the recipe's framework lacks, or does otherwise."""
     parallel = config.parallel
-    return find_recipe(parallel.recipe).note(parallel.zero_stage, config.precision.stored, config.mesh.pp)
+    shards = config.mesh.axes.size(*STATES)
+    return find_recipe(parallel.recipe).note(parallel.zero_stage, config.precision.stored, config.mesh.pp, shards)
 
 
 def _warnings(config: RunConfig, limit: Limit | None, cluster: Cluster | None, taken: int | None) -> Iterator[str]:

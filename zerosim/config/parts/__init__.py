@@ -145,7 +145,7 @@ CAPABILITIES = (
         zeropp.EXCLUSIONS, zeropp.WORDS,
     ),
     Capability(exclusions=buckets.EXCLUSIONS),
-    Capability(exclusions=gathering.EXCLUSIONS, words=gathering.WORDS),
+    Capability(exclusions=gathering.EXCLUSIONS, words=gathering.WORDS, settles=gathering.settles),
     Capability(lambda c: delayed.rules(c.grads, c.offload), delayed.EXCLUSIONS),
     Capability(
         lambda c: in_backward.rules(c.grads, c.data, c.mesh, c.offload, c.optim, c.precision), in_backward.EXCLUSIONS,

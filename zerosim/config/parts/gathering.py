@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import OF_RECIPE, Exclusion, Part, option
+from zerosim.config.option import OF_RECIPE, Draft, Exclusion, Part, option
+from zerosim.config.parts.mesh import RANKS
 from zerosim.units import parse_count
 
 
@@ -92,6 +95,17 @@ EXCLUSIONS = (
     Exclusion("prefetch_elements", "prefetch", "one counts elements, the other counts units"),
     Exclusion("max_live", "prefetch_elements", needs=True),
 )
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Take out what fully_shard does with gathers, where one rank has whole shards: PyTorch 2.13 then copies a unit's
+    shards at its turn (`_fsdp_param_group.py`, unshard, wait_for_unshard)."""
+    ranks, shares = draft.given.get("ranks", RANKS), ("tp", "pp", "dp_replicate")
+    if draft.values["recipe"] != "fsdp2" or ranks != math.prod(draft.given.get(axis, 1) for axis in shares):
+        return {}
+    why = f"not with ranks {ranks}: on one rank of shards FSDP2 copies each unit at its turn, and gathers nothing"
+    draft.without("keep_last_output", "")
+    return draft.without("prefetch", why)
 
 
 WORDS = (

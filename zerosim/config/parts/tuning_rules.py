@@ -68,8 +68,8 @@ def dtype_rules(
         yield wrong("frozen_fp32", f": base {tuning.base} stores codes; leave one of them out")
     if tuning.prepare_kbit and not (tuning.base and tuning.autocast):
         yield wrong("prepare_kbit", ": it is for 4-bit maps under autocast; add base nf4 and autocast bf16")
-    if tuning.bnb_saves_input and (tuning.base is None or mesh.pp > 1 or mesh.tp > 1):
-        yield wrong("bnb_saves_input", ": it is for a 4-bit base, without pp or tp; add base nf4, or leave it out")
+    if tuning.bnb_saves_input and (tuning.base != "nf4" or mesh.pp > 1 or mesh.tp > 1):
+        yield wrong("bnb_saves_input", ": it is for base nf4, without pp or tp; add base nf4, or leave it out")
     if tuning.prepare_kbit and (tuning.fused_lora or mesh.pp > 1):
         other = "fused_lora" if tuning.fused_lora else "pp"
         yield wrong("prepare_kbit", f": activations between blocks would be fp32; leave out {other}", beside=other)

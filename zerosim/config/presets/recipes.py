@@ -47,14 +47,22 @@ class Recipe:
             return {name: value for name, value in row.items() if name not in TRANSFORMER_ENGINE} | WITHOUT_IT
         return row
 
-    def note(self, stage: int, precision: str = "bf16", pp: int = 1) -> str | None:
-        """Return a note on a ZeRO stage that the framework lacks, or does otherwise beside a pipeline."""
+    def note(self, stage: int, precision: str = "bf16", pp: int = 1, shards: int = 2) -> str | None:
+        """Return a note on a ZeRO stage that the framework lacks, or does otherwise beside a pipeline or on one rank of
+        shards."""
         if self.name.endswith("deepspeed") and stage == 0 and precision == "bf16" and pp > 1:
             return (
                 "deepspeed's stage 0 in bf16 divides the optimizer states too, beside its own pipeline "
                 "(BF16_Optimizer: 6 + 12/N, as recipe megatron at stage 1); zerosim leaves them whole, as stage 0 does"
             )
-        if stage in self.stages:
+        if self.name == "fsdp1" and stage == 3 and shards == 1:
+            return "fsdp1 gathers nothing on one rank of shards (PyTorch switches to NO_SHARD): --stage 0 plans that"
+        if stage in self.stages and pp > 1 and stage not in self.pipelined:
+            return (
+                f"{self.name} itself refuses stage {stage} beside a pipeline (ZeRO-2 and ZeRO-3 are incompatible with "
+                "pipeline parallelism): zerosim applies its rules to the paper's stage; --stage 1 is DeepSpeed's"
+            )
+        if stage in self.stages or (self.name == "fsdp1" and stage == 0 and shards == 1):
             return None
         return (
             f"{self.name} itself has no stage {stage} (it has {', '.join(map(str, self.stages))}): zerosim applies "
