@@ -27,6 +27,7 @@ from zerosim.config import plan_config
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.report.memory import Certainty, certainty
 from zerosim.report.verdict import Limit
+from zerosim.units import format_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -105,3 +106,12 @@ def test_close_to_the_limit_the_caching_allocator_is_asked(capsys: pytest.Captur
     assert found["fits"] is True
     assert found["certainty"]["uncertain"] is True
     assert "uncertain: it fits by the count, but the caching allocator is refused" in " ".join(err.split())
+
+
+def test_with_all_a_plan_says_what_the_caching_allocator_would_reserve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN[:-1], "--all"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert main([*PLAN, "-", "--allocator", "caching"]) == 0
+    reserved = max(rank["memory"]["peak"]["reserved_bytes"] for rank in json.loads(capsys.readouterr().out)["ranks"])
+    said = f"PyTorch's caching allocator would reserve {format_bytes(reserved)} (--allocator caching)."
+    assert said in page

@@ -190,7 +190,7 @@ def main(args: argparse.Namespace) -> int:
     planned = plan_on(config, limit, cluster=cluster, every_rank=args.every_rank)
     result, refusal = planned
     fitting, advice = planned.fits(limit), None
-    sure = sure_of(planned, limit, cluster) if fitting else None
+    sure = sure_of(planned, limit, cluster, asks=args.all) if fitting else None
     from zerosim.analysis.experts_imbalance import fullest_that_fits, words_of
 
     imbalance = fullest_that_fits(config, partial(_fits, limit=limit)) if fitting and limit is not None else None
@@ -276,14 +276,15 @@ def plan_on(
         return Planned(replace(exact, config=config), error)
 
 
-def sure_of(planned: Planned, limit: Limit | None, cluster: Cluster | None) -> Certainty | None:
-    """Return how sure a plan is that fits. Close to the limit the caching allocator is asked too, with a plan."""
+def sure_of(planned: Planned, limit: Limit | None, cluster: Cluster | None, *, asks: bool = False) -> Certainty | None:
+    """Return how sure a plan is that fits. Close to the limit, or if asked to, the caching allocator is asked too, with
+    a plan."""
     from zerosim.report.memory import certainty
     from zerosim.report.verdict import peak_bytes
 
     config = planned.result.config
     sure = certainty(config, limit, peak_bytes(planned.result))
-    if sure is None or not sure.is_close:
+    if sure is None or not (asks or sure.is_close):
         return sure
     return sure._replace(cached=plan_on(config.replace(allocator="caching"), limit, cluster=cluster, clock=False))
 

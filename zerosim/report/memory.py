@@ -69,7 +69,8 @@ class Certainty(NamedTuple):
         return [" ".join(found)] if found else []
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: the ends of both intervals, the class and its rows, and whether it surely fits."""
+        """Return the JSON form: the ends of both intervals, the class, its rows, and whether it surely fits. What the
+        allocator would reserve is in it close to the limit, whether or not a page asked for it."""
         one, shown = self.allocated, self.shown
         return {
             "allocated_low": None if one is None else round(one.low * self.peak),
@@ -78,7 +79,7 @@ class Certainty(NamedTuple):
             "rows": None if one is None else one.rows,
             "nvidia_smi_low": None if shown is None else round(shown.low * (self.peak + self.reserve)),
             "nvidia_smi_high": None if shown is None else round(shown.high * (self.peak + self.reserve)),
-            "reserved": None if self.cached is None else self.cached.fullest.reserved_bytes,
+            "reserved": None if self.cached is None or not self.is_close else self.cached.fullest.reserved_bytes,
             "uncertain": bool(self.doubts),
         }
 
