@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from zerosim.config import RunConfig
+from zerosim.config import RunConfig, plan_config
 from zerosim.device.device import Kind
 from zerosim.dtypes import DType, bf16, fp32
 from zerosim.optim.adam8bit import Adam8bit
@@ -17,6 +20,7 @@ from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.rounding import Rounding
 from zerosim.optim.updater import Updater
 from zerosim.placement.rows import Held
+from zerosim.report.warnings import warnings_of
 from zerosim.tensor.flat import Flat, whole
 from zerosim.tensor.tensor import cpu
 from zerosim.train.plan import plan
@@ -110,3 +114,21 @@ def test_adapters_have_the_codes_that_torchao_gives_them() -> None:
         new = [optimizer._new_buffer(one, signed) for one in trained for signed in (True, False)]
         real = sum(b.codes.nbytes + b.scale.nbytes if hasattr(b, "codes") else b.nbytes for b in new)
         assert sum(result.memory[0].states.values()) == real == 4 * 320 * rank * bytes_each
+
+
+@pytest.mark.parametrize(("ranks", "coded"), [(16, [True, True]), (32, [True, False])])
+def test_under_fsdp2_torchao_decides_by_the_rows_of_a_rank(ranks: int, coded: list[bool]) -> None:
+    """B of 4,096 rows and rank 16 has 65,536 elements, 4,096 on each of 16 ranks. A rank has a row of A, or none. A
+    plan decides by the whole tensor, and says so."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)  # type: ignore[no-untyped-call]
+    try:
+        mesh = dist.init_device_mesh("cpu", (ranks,))
+        adapter = torch.nn.Sequential(torch.nn.Linear(4096, 16, bias=False), torch.nn.Linear(16, 4096, bias=False))
+        optimizer = optim.AdamW8bit(fully_shard(adapter, mesh=mesh).parameters())
+        states = [optimizer._new_buffer(one, True).to_local() for one in adapter.parameters()]
+    finally:
+        dist.destroy_process_group()
+    assert [hasattr(one, "codes") for one in states] == coded
+    config = plan_config(ranks=ranks, stage=3, recipe="fsdp2", lora_rank=4, optimizer="adam8bit-torchao")
+    said = f"torchao decides by a rank's rows of a tensor: below {4096 * ranks:,} elements in all"
+    assert said in " ".join(warnings_of(config, None, None, None))

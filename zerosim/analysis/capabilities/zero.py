@@ -15,6 +15,7 @@ from zerosim.config.parts.offload import has_host_buffers
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
+from zerosim.optim.adam8bit import MIN_8BIT_SIZE
 from zerosim.units import counted
 
 
@@ -140,10 +141,19 @@ def _hiding(config: RunConfig) -> list[str]:
 
 
 def _warned(config: RunConfig) -> list[str]:
-    return when(
-        not config.grads.sync and config.parallel.recipe.endswith("deepspeed") and config.data.accumulate > 1,
-        "DeepSpeed's no_sync refuses ZeRO stages 2 and 3, which reduce every microbatch: --stage 1 reduces once",
-    )
+    recipe, shards = config.parallel.recipe, config.mesh.shards
+    is_torchao = config.optim.optimizer == "adam8bit-torchao" and recipe == "fsdp2"
+    return [
+        *when(
+            is_torchao and config.parallel.zero_stage >= 2 and shards > 1,
+            f"torchao decides by a rank's rows of a tensor: below {MIN_8BIT_SIZE * shards:,} elements in all, or where "
+            "256 do not divide the rows, states are floats. Here the whole tensor decides",
+        ),
+        *when(
+            not config.grads.sync and recipe.endswith("deepspeed") and config.data.accumulate > 1,
+            "DeepSpeed's no_sync refuses ZeRO stages 2 and 3, which reduce every microbatch: --stage 1 reduces once",
+        ),
+    ]
 
 
 def _first_step(config: RunConfig) -> list[str]:
