@@ -10,8 +10,9 @@ from meeting import Meeting
 
 from zerosim import functional as F
 from zerosim.backends.kernels import Backend
-from zerosim.device.device import Device
+from zerosim.device.device import Buffer, Device
 from zerosim.errors import InputError
+from zerosim.functional.policy import ActivationPolicy
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.tensor import cpu, tensor
 
@@ -59,6 +60,26 @@ def test_a_norm_over_all_heads_is_one_though_ranks_divide_them(dtype: str, kv_he
     for ours, theirs in zip(found, whole, strict=True):
         bound = 1e-13 if dtype == "fp64" else 2.0**-6
         assert np.abs(ours - theirs).max() <= bound * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("rounds_last", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 3), (12, 6)], ids=["by head", "over all"])
+def test_copies_in_fp32_change_no_bit(sizes: tuple[int, int], rounds_last: bool) -> None:
+    """Saves 'eager': q and k in fp32, what weights multiply in bf16 or fp32, and not q|k|v."""
+    rng, found = np.random.default_rng(3), list[list[Any]]()
+    qkv, seed = (rng.standard_normal((2, 5, 24)) for _ in range(2))
+    weights, nbytes = [rng.standard_normal(size) for size in sizes], list[int]()
+    for saves in ("lean", "eager"):
+        device = cpu()
+        leaves = [tensor(value, device, dtype="bf16", requires_grad=True) for value in (qkv, *weights)]
+        out = F.head_norm(*leaves, 4, 2, rounds_last=rounds_last, policy=ActivationPolicy(saves=saves))
+        assert out.node is not None
+        nbytes.append(sum(one.nbytes for one in out.node.rule.saved().values() if isinstance(one, Buffer)))
+        backward(out.node, [tensor(seed, device, dtype="bf16").buffer])
+        found.append([out.numpy(), *(leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)])
+    assert nbytes[1] - nbytes[0] == 10 * 18 * (8 if rounds_last else 6)
+    for lean, eager in zip(*found, strict=True):
+        assert np.array_equal(lean, eager)
 
 
 def test_weights_of_a_head_norm_are_of_one_kind() -> None:

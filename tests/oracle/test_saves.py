@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2PreTrainedModel, LlamaConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2PreTrainedModel,
+    LlamaConfig,
+    Olmo2Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 import zerosim
 from zerosim.device.events import Alloc, Free
@@ -54,6 +62,24 @@ def test_a_block_keeps_what_transformers_block_keeps(family: str, config: type[A
     assert counted - 4 * HEADS * T - 2 * 4 * T == T * (20 * H + 4 * KV + 8 * F)
     assert counted == theirs(config, 3, True) - theirs(config, 2, True)
     assert theirs(config, 3, False) - theirs(config, 2, False) == T * (12 * H + 4 * KV + 6 * F) + 4 * T * (HEADS + 2)
+
+
+@pytest.mark.parametrize(("family", "config", "norms"), [("qwen3", Qwen3Config, HEADS + 2), ("olmo2", Olmo2Config, 2)])
+def test_norms_of_queries_and_keys_keep_them_in_fp32(family: str, config: type[Any], norms: int) -> None:
+    """4 bytes an element, and 2 of what a trained weight multiplies. OLMo 2's norms round last: there it is 4, and 2h
+    more for each of a block's norms. `norms` are the statistics of a token beside the block's."""
+    size: dict[str, Any] = {"hidden": H, "heads": HEADS, "kv_heads": 2, "ffn": F, "layers": 3, "seq": T, "vocab": 128}
+    run: dict[str, Any] = {"attention": "flash", "saves": "eager", "micro_batch": 1, "ranks": 1, "model": family}
+    rows = zerosim.plan(zerosim.RunConfig(**size, **run, precision="bf16")).saved["layers.1"]
+    counted, more = sum(row.nbytes for row in rows), 2 * (family == "olmo2")
+    of_block = 20 * H + 4 * KV + 8 * F + 2 * more * H + 4 * (HEADS + 2)
+    assert counted == T * (of_block + (6 + more) * (H + KV) + 4 * norms)
+    assert counted == theirs(config, 3, True) - theirs(config, 2, True)
+    rows = zerosim.plan(zerosim.RunConfig(**size, **run, precision="fp32", autocast="bf16")).saved["layers.1"]
+    kept = [theirs(config, layers, True, torch.float32) for layers in (4, 2)]
+    assert 2 * sum(row.nbytes for row in rows) == kept[0] - kept[1]
+    frozen = T * (12 * H + 4 * KV + 6 * F + 4 * (H + KV) + 4 * (HEADS + 2 + norms))
+    assert theirs(config, 3, False) - theirs(config, 2, False) == frozen
 
 
 def test_gemma_2s_four_norms_keep_40h() -> None:

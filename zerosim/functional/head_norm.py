@@ -8,12 +8,14 @@ B batch, T tokens, M = B T, H query heads, K heads of keys and values, E columns
 group of ranks divides needs one sum of squares a row from every rank, of queries and of keys in one exchange, and one
 of slopes in backward. It runs as primitive ops, with TEMP buffers in the compute dtype: two like q in backward.
 
-Saved for backward beside qkv: a number for each row and head, in the compute dtype.
+Saved for backward beside qkv: a number for each row and head, in the compute dtype. In place of qkv, with `saves`
+'eager' and a half type: q and k in the compute dtype and, of a trained weight, what it multiplies, as in `norm.py`.
+Norms over a group's ranks save qkv.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,8 +24,9 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, copy_columns, like, rows_of
+from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.tensor.discarded import Readable, held
-from zerosim.tensor.tensor import Operand, Tensor, apply
+from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, apply, outline
 
 
 class Sharing(Protocol):
@@ -53,7 +56,7 @@ class Norms:
     group: Sharing | None
     each: int = 0
 
-    def weight(self, part: Part, like: Readable | Buffer) -> Operand | Buffer:
+    def weight(self, part: Part, like: Readable | Outline | Buffer) -> Operand | Buffer:
         """Return a part's weight: ones, if it has none."""
         if part.weight is not None:
             return part.weight
@@ -77,12 +80,14 @@ def head_norm(
     eps: float = 1e-5,
     *,
     plus_one: bool = False,
+    rounds_last: bool = False,
     group: Sharing | None = None,
+    policy: ActivationPolicy = DEFAULT,
 ) -> Tensor:
     """Return q|k|v with RMS norms of q and of k: of each head or, with weights that long, over all heads.
 
-    With `plus_one` the factors are 1 + weight. `group` divides the heads of a norm over all of them. Shapes: qkv and
-    result (B, T, (H + 2K) E); weights (E), or (H E) and (K E).
+    With `plus_one` the factors are 1 + weight. `rounds_last`: as in `rms_norm`. `group` divides the heads of a norm
+    over all of them. Shapes: qkv and result (B, T, (H + 2K) E); weights (E), or (H E) and (K E).
 
     Raises: InputError if the heads do not divide the columns, or weights are of neither kind.
     """
@@ -97,24 +102,26 @@ def head_norm(
             f"or ({wide},) and ({narrow},) for one over all heads"
         )
     parts = Part(slice(0, wide), q_weight), Part(slice(wide, wide + narrow), k_weight)
-    norms = Norms(parts, eps, float(plus_one), group if group is not None and group.size > 1 else None, each)
-    out = like(qkv)
+    norms, out = Norms(parts, eps, float(plus_one), group if group and group.size > 1 else None, each), like(qkv)
     stats = _by_row(qkv, norms, out) if norms.group is None else _over_ranks(qkv, norms, out, norms.group)
     copy_columns(qkv, out, parts[1].columns.stop)
     rule = HeadNorm(held(qkv), norms, stats)
-    saved = {"q, k, v": held(qkv), "statistics of q": stats[0], "statistics of k": stats[1]}
+    if policy.saves == "eager" and norms.group is None and qkv.dtype != compute_dtype(qkv.dtype):
+        rule = HeadNorm(outline(qkv), norms, stats, *_eager(qkv, norms, stats, rounds_last))
     weights = [weight for weight in (q_weight, k_weight) if weight is not None]
-    return apply(rule, out, qkv, *weights, op="head_norm", saved=saved)
+    return apply(rule, out, qkv, *weights, op="head_norm", saved=rule.saved())
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
     """Saves qkv and a statistic of each row and head: 1 / the root of the average of squares or, over a group's ranks,
-    the root."""
+    the root. In place of qkv: `copies` of q and k, and what backward does not read again."""
 
-    x: Readable
+    x: Readable | Outline
     norms: Norms
     stats: list[Buffer]
+    copies: Sequence[Buffer] = ()
+    normed: Sequence[Buffer] = ()
 
     def backward(self, grad: Buffer) -> Grads:
         norms, dx = self.norms, self.x.new_grad()
@@ -127,20 +134,28 @@ class HeadNorm:
         copy_columns(grad, dx, norms.parts[1].columns.stop)
         return dx, *(grad for grad, one in zip(dweights, weights, strict=True) if one is not None)
 
+    def saved(self) -> Saved:
+        kept = zip(("fp32 q", "fp32 k", "normalised q", "normalised k"), [*self.copies, *self.normed], strict=False)
+        return {"q, k, v": self.x, "statistics of q": self.stats[0], "statistics of k": self.stats[1], **dict(kept)}
+
+    def _input(self) -> Readable:
+        assert not isinstance(self.x, Outline), "copies are read in its place"
+        return self.x
+
     def _by_row(self, grad: Buffer, dx: Buffer, dweights: list[Buffer | None]) -> None:
         device, norms = grad.device, self.norms
-        found = zip(norms.of(grad, self.x, dx), self.stats, dweights, strict=True)
-        for (part, (g, x, into)), stat, dweight in found:
+        sources = [copy.array for copy in self.copies] or [x for _, (x,) in norms.of(self._input())]
+        found = zip(norms.of(grad, dx), sources, self.stats, dweights, strict=True)
+        for (part, (g, into)), x, stat, dweight in found:
             weight = norms.weight(part, self.x)
             arrays = g, x, weight.array, stat.array, into, dweight and dweight.array, norms.offset
             device.kernel(8 * x.size, device.backend.head_norm_backward, *arrays)
 
     def _over_ranks(self, grad: Buffer, dx: Buffer, dweights: list[Buffer | None], group: Sharing) -> None:
         """With n = x / root and g = grad * weight: dx = (g - n * average(g * n)) / root, dweight = sum(grad * n)."""
-        device, k, norms = grad.device, grad.device.backend, self.norms
-        sums, temps = _numbers(grad, Kind.TEMP), list[tuple[Buffer, Buffer]]()
-        slopes = _halves(sums)
-        found = zip(norms.of(grad, self.x), self.stats, slopes, dweights, strict=True)
+        device, k, norms, sums = grad.device, grad.device.backend, self.norms, _numbers(grad, Kind.TEMP)
+        temps, slopes = list[tuple[Buffer, Buffer]](), _halves(sums)
+        found = zip(norms.of(grad, self._input()), self.stats, slopes, dweights, strict=True)
         for (part, (g, x)), root, slope, dweight in found:
             normed, scaled, product = (_temp(x.shape, grad) for _ in range(3))
             device.kernel(x.size, k.divide, x, _column(root), normed.array)
@@ -162,12 +177,24 @@ class HeadNorm:
 def _by_row(qkv: Tensor, norms: Norms, out: Buffer) -> list[Buffer]:
     device, stats = qkv.device, list[Buffer]()
     for part, (x, into) in norms.of(qkv, out):
-        weight = norms.weight(part, qkv)
-        shape = x.shape[0], x.shape[1] // weight.shape[0]
+        shape = x.shape[0], x.shape[1] // (weight := norms.weight(part, qkv)).shape[0]
         stats.append(device.alloc(shape, compute_dtype(qkv.dtype), Kind.ACTIVATION))
         arrays = x, weight.array, norms.eps, into, stats[-1].array, norms.offset
         device.kernel(4 * x.size, device.backend.head_norm, *arrays)
     return stats
+
+
+def _eager(qkv: Tensor, norms: Norms, stats: list[Buffer], rounds_last: bool) -> tuple[list[Buffer], list[Buffer]]:
+    """Return copies of q and k in the compute dtype, and what trained weights multiply."""
+    device, wide, copies, normed = qkv.device, compute_dtype(qkv.dtype), list[Buffer](), list[Buffer]()
+    for (part, (x,)), stat in zip(norms.of(qkv), stats, strict=True):
+        copies.append(device.alloc(x.shape, wide, Kind.ACTIVATION))
+        device.kernel(0, device.backend.copy, x, copies[-1].array)
+        if part.weight is not None and part.weight.requires_grad:
+            normed.append(device.alloc(x.shape, wide if norms.offset or rounds_last else qkv.dtype, Kind.ACTIVATION))
+            by_row = [buffer.array.reshape(-1, part.weight.shape[0]) for buffer in (copies[-1], normed[-1])]
+            device.kernel(x.size, device.backend.multiply, by_row[0], stat.array.reshape(-1, 1), by_row[1])
+    return copies, normed
 
 
 def _over_ranks(qkv: Tensor, norms: Norms, out: Buffer, group: Sharing) -> list[Buffer]:
@@ -189,13 +216,12 @@ def _over_ranks(qkv: Tensor, norms: Norms, out: Buffer, group: Sharing) -> list[
 
 def _numbers(rows_like: Buffer, kind: Kind) -> Buffer:
     """Allocate a number for each row of q, then of k: side by side, so that one exchange adds both."""
-    rows = rows_like.numel // rows_like.shape[-1]
-    return rows_like.device.alloc((2 * rows,), compute_dtype(rows_like.dtype), kind)
+    shape = (2 * (rows_like.numel // rows_like.shape[-1]),)
+    return rows_like.device.alloc(shape, compute_dtype(rows_like.dtype), kind)
 
 
 def _halves(both: Buffer) -> list[Buffer]:
-    rows = both.numel // 2
-    return [both[:rows], both[rows:]]
+    return [both[: both.numel // 2], both[both.numel // 2 :]]
 
 
 def _average(sums: Buffer, norms: Norms, group: Sharing) -> None:
@@ -216,8 +242,7 @@ def _factors(part: Part, norms: Norms) -> Operand | Buffer:
     if not norms.offset:
         return part.weight
     factors = _temp(part.weight.shape, part.weight.buffer)
-    device = factors.device
-    device.kernel(factors.numel, device.backend.add, part.weight.array, norms.offset, factors.array)
+    factors.device.kernel(factors.numel, factors.device.backend.add, part.weight.array, norms.offset, factors.array)
     return factors
 
 

@@ -5,7 +5,7 @@ each in the compute dtype. With 'megatron' nothing more, as 2205.05198 counts (s
 backward recomputes the statistics, to the same bits. With 'eager' an RMS norm of a half type keeps no x but its copy
 in the compute dtype, the statistics and, for the gradient of a trained weight, what the weight multiplies: rounded
 to x's dtype first, or in the compute dtype with the factor 1 + weight (Gemma's), as transformers' modules do, and in
-the compute dtype with 'litgpt', whose norm rounds last. D is the width.
+the compute dtype with 'litgpt' and for OLMo 2, whose norms round last. D is the width.
 """
 
 from __future__ import annotations
@@ -103,22 +103,26 @@ def layer_norm(
 
 
 def rms_norm(
-    x: Tensor, weight: Operand, eps: float = 1e-5, *, plus_one: bool = False, policy: ActivationPolicy = DEFAULT
-) -> Tensor:
+    x: Tensor, weight: Operand, eps: float = 1e-5, *, plus_one: bool = False, rounds_last: bool = False,
+    policy: ActivationPolicy = DEFAULT,
+) -> Tensor:  # fmt: skip
     """Return x / sqrt(average of squares + eps) * weight over the last dim. Shapes: x (..., D), weight (D).
 
-    With `plus_one` the factor is 1 + weight, so that a weight of 0 changes nothing (Gemma's).
+    With `plus_one` the factor is 1 + weight, so that a weight of 0 changes nothing (Gemma's). `rounds_last`: what the
+    weight multiplies is kept in the compute dtype (OLMo 2's).
 
     Raises: InputError if weight is not one number for each column.
     """
     if weight.shape != x.shape[-1:]:
         raise InputError(f"rms_norm: x has {x.shape[-1]} columns, its weight has shape {weight.shape}")
-    return _norm(RMS_NORM_PLUS_ONE if plus_one else RMS_NORM, x, (weight,), eps, policy)
+    form = RMS_NORM_PLUS_ONE if plus_one else RMS_NORM
+    return _norm(form, x, (weight,), eps, policy, rounds_last=rounds_last or policy.is_litgpt)
 
 
 def _norm(
-    form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy, *, widens: bool = False
-) -> Tensor:
+    form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy, *, widens: bool = False,
+    rounds_last: bool = False,
+) -> Tensor:  # fmt: skip
     wide = max(x.dtype, params[0].dtype, key=lambda dtype: dtype.itemsize)  # fp32 weights of a norm make it fp32
     wide = compute_dtype(x.dtype) if widens else wide
     device, out, rows, keeps = x.device, like(x, dtype=wide), rows_of(x.array), policy.saves != "megatron"
@@ -130,7 +134,7 @@ def _norm(
     if policy.saves not in ("eager", "litgpt") or form.kernel != RMS_NORM.kernel:
         rule = Norm(form, held(x), params, eps, kept)
     else:
-        copy, normed = _eager(form, x, params[0], stats["rstd"], rounds_last=policy.is_litgpt)
+        copy, normed = _eager(form, x, params[0], stats["rstd"], rounds_last=rounds_last)
         rule = Norm(form, held(x) if copy is None else outline(x), params, eps, kept, copy, normed)
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
 

@@ -18,7 +18,8 @@ class HeadNorms:
         sizes, maps, self.kind = here.sizes, here.group.maps, here.block.qk_norm
         self.heads = num_heads, num_kv_heads
         self.plus_one, self.eps = here.block.norm == "rms + 1", sizes.norm_eps
-        self.group = maps if self.kind == "all" else None
+        self.rounds_last = here.block.rounds_last
+        self.group, self.policy = maps if self.kind == "all" else None, here.policy
         self.weights = list[Parameter]()
         if self.kind == "plain":
             return
@@ -34,4 +35,7 @@ class HeadNorms:
         heads, kv_heads = self.heads
         if self.kind == "heads" and q is not None and k is not None:
             return F.head_layer_norm(qkv, q, k, heads, kv_heads, self.eps)
-        return F.head_norm(qkv, q, k, heads, kv_heads, self.eps, plus_one=self.plus_one, group=self.group)
+        return F.head_norm(
+            qkv, q, k, heads, kv_heads, self.eps, plus_one=self.plus_one, rounds_last=self.rounds_last,
+            group=self.group, policy=self.policy,
+        )  # fmt: skip

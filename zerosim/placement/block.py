@@ -217,6 +217,7 @@ class Block(NamedTuple):
     """One block: two branches, attention and feed-forward; in a decoder beside an encoder cross-attention between them.
 
     norm      'layer', 'layer without bias', 'rms', or 'rms + 1': x / rms * (1 + weight)
+    rounds_last  RMS norms multiply by their weight before they round, as OLMo 2's modules do; `eager` saves more then
     norms_sum  the norm after a branch norms x + branch, which goes on normed (post-norm)
     between   the feed-forward's function
     qk_norm   norms of q and k, named q_norm and k_norm: 'head' the block's norm of each head, 'all' of all columns of
@@ -252,6 +253,7 @@ class Block(NamedTuple):
     inner_dropout: bool = False
     sinks: bool = False
     renames: bool = False
+    rounds_last: bool = False
 
     @property
     def without_experts(self) -> Block:

@@ -124,7 +124,7 @@ QWEN3 = _blocks(LLAMA, qk_norm="head")
 GEMMA = _blocks(LLAMA, norm="rms + 1", between="geglu")._replace(scaled=True, tied=True)
 GEMMA2 = _blocks(GEMMA, **_NORMS_AROUND)
 GEMMA3 = _blocks(GEMMA2, qk_norm="head")
-OLMO2 = _blocks(LLAMA, **_NORMS_AFTER, qk_norm="all")
+OLMO2 = _blocks(LLAMA, **_NORMS_AFTER, qk_norm="all", rounds_last=True)
 PHI3 = _blocks(
     LLAMA,
     attention=_ATTENTION._replace(columns=Map("qkv_proj", _qkv("q", "k", "v"))),
@@ -180,7 +180,7 @@ _DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleav
 DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts", is_wide=True))
 DEEPSEEK_V3 = _experts(_DEEPSEEK, _BALANCED)
 GPT_OSS = _experts(
-    _blocks(biased(LLAMA), sinks=True, between="clamped_swiglu"),
+    _blocks(biased(LLAMA), sinks=True, between="clamped_swiglu", rounds_last=True),
     Experts("softmax of chosen", normed=False, gate="router", gate_bias=True, layout="in_out", bias=True, stored=()),
     renames=False,
 )
