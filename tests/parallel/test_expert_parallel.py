@@ -67,6 +67,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "owner": ({}, dict(FOUR, partition="owner")),
     # memory
     "full": ({}, dict(FOUR, recompute="full")),
+    "full, but for the router": ({}, dict(FOUR, recompute="full", keep_router=True, accumulate=2)),
     "parts": ({}, dict(FOUR, recompute="selective:mlp_act,layernorm")),
     "by module": ({}, dict(FOUR, gather="module")),
     "activations on the host": ({}, dict(FOUR, offload_activations=True)),
@@ -173,6 +174,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
         dict(partition="owner"), dict(clip_norm=0.05), dict(loss="chunked"), dict(router_dtype="fp32"),
         dict(recipe="fsdp2"), dict(recipe="megatron"), dict(pipeline="zb-h1"), dict(bucket_bytes=512),
         dict(offload_activations=True), dict(collective="ring"), dict(capacity_factor=1.0), dict(z_loss=0.01),
+        dict(recompute="full", keep_router=True),
     ]  # fmt: skip
     for one in rng.sample(more, 3):
         on |= one

@@ -46,15 +46,21 @@ class Linear:
 
 
 def linear(
-    x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False, dtype: DType | None = None
+    x: Tensor,
+    weight: Operand,
+    bias: Operand | None = None,
+    *,
+    transposed: bool = False,
+    dtype: DType | None = None,
+    known: Buffer | None = None,
 ) -> Tensor:
-    """Compute y = x @ weight + bias, of x's dtype or another.
+    """Compute y = x @ weight + bias, of x's dtype or another; or y is `known`, and only its place in the graph is new.
 
     Shapes: x (..., I), weight (I, O) or, transposed, (O, I); bias (O); y (..., O).
 
     Raises: InputError where the weight does not take x's columns.
     """
-    out = linear_result(x, weight, bias, transposed=transposed, dtype=dtype)
+    out = known or linear_result(x, weight, bias, transposed=transposed, dtype=dtype)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     kept = kept_for([weight], x)
     saved: Saved = {"input": kept, "weight": weight, "bias": bias}

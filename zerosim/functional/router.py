@@ -43,6 +43,14 @@ class Routing:
     dropped: int = 0
 
 
+class Known(NamedTuple):
+    """What a router returned of tokens: logits (..., E), and the weights and numbers of their experts, (M, k)."""
+
+    logits: Buffer
+    weights: Buffer
+    experts: Buffer
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The experts of tokens: ids (M, k), the order of their rows, sorted by expert, and the rows of each expert, (E).
@@ -98,15 +106,17 @@ def route(
     *,
     spread: Spread | None = None,
     capacity: Capacity | None = None,
+    known: Known | None = None,
 ) -> tuple[Tensor, Chosen]:
     """Return the weights (M, k) of each token's experts, and the experts. They are
-    the router's or, with a `spread`, chosen to spread so. On shapes without one they spread evenly.
+    the router's or, with a `spread`, chosen to spread so. On shapes without one they spread evenly. `known`: what the
+    router returned before.
 
     Shapes: logits (..., E), bias (E), which is added to the scores by which experts are chosen.
 
     Raises: InputError for more choices than experts.
     """
-    weights, ids = choose(logits, top_k, how, bias, spread=spread)
+    weights, ids = choose(logits, top_k, how, bias, spread=spread, known=known)
     is_assumed = spread is not None or logits.device.backend.name == "meta"
     chosen = sort_rows(ids, logits.shape[-1], (spread or EVEN) if is_assumed else None)
     return weights, chosen if capacity is None else _kept(weights, chosen, capacity)
@@ -119,17 +129,21 @@ def choose(
     bias: Buffer | None = None,
     *,
     spread: Spread | None = None,
+    known: Known | None = None,
 ) -> tuple[Tensor, Buffer]:
-    """Return the weights and the numbers of each token's experts, (M, k) both."""
+    """Return the weights and the numbers of each token's experts, (M, k) both, which may be `known`."""
     device, rows = logits.device, rows_of(logits.array)
     count, experts = rows.shape
     if not 0 < top_k <= experts:
         raise InputError(f"route: {top_k} choices for a token, and there are {experts} experts")
-    weights, ids = like(logits, count, top_k), device.alloc((count, top_k), int64, Kind.ACTIVATION)
-    if spread is not None:
-        how = how._replace(given=spread.counts(count, top_k, experts))
-    added = None if bias is None else bias.array
-    device.kernel(6 * rows.size, device.backend.route, rows, added, how, weights.array, ids.array)
+    if known is None:
+        weights, ids = like(logits, count, top_k), device.alloc((count, top_k), int64, Kind.ACTIVATION)
+        if spread is not None:
+            how = how._replace(given=spread.counts(count, top_k, experts))
+        added = None if bias is None else bias.array
+        device.kernel(6 * rows.size, device.backend.route, rows, added, how, weights.array, ids.array)
+    else:
+        _, weights, ids = known
     saved = {"logits": held(logits), "experts": ids}
     rule = Route(held(logits), ids, how)
     return apply(rule, weights, logits, op="route", saved=saved), ids

@@ -6,9 +6,9 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
-from zerosim.device.device import Device, Phase
+from zerosim.device.device import Buffer, Device, Phase
 from zerosim.dtypes import DType, fp32
-from zerosim.functional.router import Chosen
+from zerosim.functional.router import Chosen, Known
 from zerosim.nn.balance import Noted
 from zerosim.nn.context import LayerContext
 from zerosim.nn.lora import in_autocast
@@ -36,10 +36,15 @@ class Router:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Chosen]:
         dtype = fp32 if self.is_wide and x.dtype.is_half else None
-        logits = router_map(self.here, x, self.read(), dtype, self.gate_bias)
-        balance, device = self.balance, x.device
-        bias = None if balance is None else balance.bias(self.name, device)
-        weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
+        balance, device, routes = self.balance, x.device, self.here.group.routes
+        known = None if routes is None else routes.take(self.name, device)
+        logits = router_map(self.here, x, self.read(), dtype, self.gate_bias, known and known.logits)
+        bias = None if balance is None or known is not None else balance.bias(self.name, device)
+        weights, chosen = F.route(
+            logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity, known=known
+        )
+        if routes is not None:
+            routes.keep(self.name, device, Known(logits.buffer, weights.buffer, chosen.ids))
         if balance is not None and self.losses is not None and device.is_training:
             losses = self.losses._replace(runs=x.shape[0] if self.of_sequences else 1)
             factor = partial(balance.factor, self.here.group.maps.size)
@@ -53,11 +58,16 @@ class Router:
 
 
 def router_map(
-    here: LayerContext, x: Tensor, weight: Operand, dtype: DType | None = None, bias: Parameter | None = None
+    here: LayerContext,
+    x: Tensor,
+    weight: Operand,
+    dtype: DType | None = None,
+    bias: Parameter | None = None,
+    known: Buffer | None = None,
 ) -> Tensor:
-    """Return a router's map of x, under autocast where the run is."""
+    """Return a router's map of x, under autocast where the run is; its result may be `known`."""
     [own], ([read], more) = in_autocast(here, x, [weight], [] if bias is None else [bias])
-    return F.linear(own, read, *more, transposed=True, dtype=dtype)
+    return F.linear(own, read, *more, transposed=True, dtype=dtype, known=known)
 
 
 def choice_of(row: Experts, here: LayerContext) -> Choice:

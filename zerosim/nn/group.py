@@ -20,6 +20,7 @@ from zerosim.functional.fp8_recipes import Products
 from zerosim.functional.router import Chosen
 from zerosim.nn.balance import Balance, Noted
 from zerosim.nn.documents import Documents
+from zerosim.nn.kept_routes import KeptRoutes
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.split import Splits
@@ -243,6 +244,7 @@ class Group:
     device_mesh  all ranks
     experts     which experts are here, and how rows get to them
     balance     the loads and the biases of their routers, which last from step to step; None: there are none
+    routes      what routers of recomputed blocks return, kept for the second forward; None: they run again
     products    how the linear maps of the block of a number multiply; None: in the weights' own format
     documents   where several of them begin in a row; None: a row is one
     """
@@ -255,6 +257,7 @@ class Group:
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS
     balance: Balance | None = None
+    routes: KeptRoutes | None = None
     products: Callable[[int], Products | None] = lambda number: None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from zerosim.device.device import Buffer
 from zerosim.nn.kept_inputs import Restore, StoredInputs
+from zerosim.nn.kept_routes import KeptRoutes
 from zerosim.nn.unit import Unit
 from zerosim.tensor.tensor import Tensor
 
@@ -23,6 +24,7 @@ class Recompute(Unit):
 
     keeps_ends   the input and the second output live until its backward ends (PyTorch's CheckpointFunction, reentrant)
     graph        buffers that live until their graph dies: those of the second forward until its backward ends
+    routes       keeps what routers return in the first forward
     """
 
     def __init__(
@@ -32,12 +34,14 @@ class Recompute(Unit):
         *,
         keeps_ends: bool = False,
         graph: list[Buffer] | None = None,
+        routes: KeptRoutes | None = None,
     ) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces, reads=unit.reads)
         self.unit = unit
         self.inputs = inputs or StoredInputs()
         self.keeps_ends = keeps_ends
         self.graph = [] if graph is None else graph
+        self.routes = routes or KeptRoutes()
         self._kept: dict[int, Restore] = {}
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
@@ -55,7 +59,7 @@ class Recompute(Unit):
         if not device.grad_enabled or not self.goes_back:
             return self.unit.forward(x, slot)
         self._kept[slot] = self.inputs.keep(x.buffer)
-        with device.no_grad():
+        with device.no_grad(), self.routes.keeping():
             return self.unit.forward(x, slot)
 
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
@@ -80,4 +84,5 @@ class Recompute(Unit):
         """Drop stored inputs, and graphs, that no backward will need."""
         self._kept.clear()
         self.inputs.forget()
+        self.routes.forget()
         self.unit.forget()

@@ -52,5 +52,6 @@ def _around(made: Pieces, config: RunConfig, place: Place, policy: ActivationPol
         return lambda number, unit: OffloadsSaves(unit, saves)
     comm = place.groups(*CUTS) if place.groups is not None and config.partitions_inputs else None
     inputs = StoredInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
-    recompute = partial(Recompute, keeps_ends=policy.keeps_ends, graph=made.casts.inputs if made.casts else None)
+    graph = made.casts.inputs if made.casts else None
+    recompute = partial(Recompute, keeps_ends=policy.keeps_ends, graph=graph, routes=made.group.routes)
     return lambda number, unit: recompute(unit, inputs) if policy.again.wraps(number) else unit

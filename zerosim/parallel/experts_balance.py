@@ -16,6 +16,7 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import Copy
 from zerosim.dtypes import fp32
 from zerosim.nn.balance import Balance
+from zerosim.nn.kept_routes import KeptRoutes
 from zerosim.optim.updater import Updater
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.shards import Gradients, Shards
@@ -61,7 +62,7 @@ class Balanced(Gradients):
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
-    """Add what routers have from step to step."""
+    """Add what routers have from step to step, and what recomputed blocks keep of them."""
     if not config.model.has_experts:
         return made
     balance, before = Balance(config.experts.bias_rate, config.data.accumulate), made.shards
@@ -76,4 +77,5 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
         others = CUTS if place.groups.mesh.is_folded else ()  # tp's ranks have tokens of their own
         return inner._replace(gradients=Balanced(inner.gradients, balance, place.groups(*DATA, *SHARES, *others)))
 
-    return made._replace(group=replace(made.group, balance=balance), shards=shards)
+    routes = KeptRoutes() if config.experts.keep_router else None
+    return made._replace(group=replace(made.group, balance=balance, routes=routes), shards=shards)

@@ -304,8 +304,8 @@ def _blocks(asked: Asked) -> Section | None:
     parts = {name: part.where(in_h) for name, part in block_parts(config).items()}
     terms = [Term(name, str(part), part.numbers(held), part.at(held)) for name, part in parts.items()]
     live, blocks, kind = live_micro_batches(config), held["l"], config.parallel.pipeline_schedule
-    if differ(config):
-        each = [block_form(config, block).at(held) for block in range(blocks)] if held["v"] == 1 else []
+    each = [block_form(config, block).at(held) for block in range(blocks)] if held["v"] == 1 else []
+    if differ(config) or len({*each}) > 1:
         name, among = ("all blocks", "") if held["p"] == 1 else ("first stage", f" · {live.where(i=0)}")
         last = Term(name, f"sum of blocks{among}", f"{len(each)} blocks", sum(each) * live.where(i=0).at(held))
     elif held["p"] == 1:

@@ -16,6 +16,7 @@ from zerosim.analysis.weights import has_experts, of_weights
 from zerosim.config import RunConfig
 from zerosim.config.parts.experts import own_tokens
 from zerosim.dtypes import dtype
+from zerosim.placement.block import Experts
 from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
 from zerosim.placement.spec import is_block
 from zerosim.placement.stages import number_of
@@ -101,14 +102,13 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     """Yield what tokens send to experts, and experts back."""
     if not are_apart(config):
         return
-    mesh, whole, row = config.mesh.axes, Form() + 1, config.model.decoder.block.mlp.experts
+    mesh, row = config.mesh.axes, config.model.decoder.block.mlp.experts
     assert row is not None
-    stored = dtype(config.precision.stored).itemsize
     how = formulas.Dispatch(
         mesh.ep,
         mesh.etp,
-        whole / symbol("t") if tensor.divides_rows(config) else whole,
-        4 if config.experts.widens(row) and stored == 2 else stored,
+        _part(config),
+        _itemsize(config, row),
         config.experts.applied(row) != "results",
         frozen_of(config) is not None,
     )
@@ -119,6 +119,27 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         found = formulas.exchanged_rows(how)
     for key, form in found.items():
         yield Key("exchanged", *key), step.passes * form
+
+
+def _part(config: RunConfig) -> Form:
+    """Return the part of a microbatch's tokens that a rank routes, where experts are apart."""
+    return (Form() + 1) / symbol("t") if tensor.divides_rows(config) else Form() + 1
+
+
+def _itemsize(config: RunConfig, row: Experts) -> int:
+    """Return the bytes of a router's logit."""
+    stored = dtype(config.precision.stored).itemsize
+    return 4 if config.experts.widens(row) and stored == 2 else stored
+
+
+def kept_routes(config: RunConfig, block: int) -> Form:
+    """Return the form of what a recomputed block keeps of its router."""
+    model, row = config.model, config.model.decoder.block.mlp.experts
+    if not config.experts.keep_router or row is None or not model.kind(block).has_experts:
+        return Form()
+    part = _part(config) if are_apart(config) else Form() + 1
+    experts, chosen, _ = config.experts.choice_of(model)
+    return formulas.kept_routes(experts, chosen, _itemsize(config, row), part)
 
 
 def _divided(config: RunConfig, form: Form) -> Form:
@@ -153,8 +174,15 @@ def _size(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _kept(config: RunConfig) -> Iterator[str]:
+    """Yield what a recomputed block keeps beside its input."""
+    if config.experts.keep_router:
+        yield "A recomputed block also keeps its router's logits and choices. Backward does not choose again."
+
+
 def _assumed(config: RunConfig) -> list[str]:
-    return when(config.model.has_experts, f"routing {config.experts.routing or 'even'}")
+    kept = when(config.experts.keep_router, "routers' choices kept")
+    return when(config.model.has_experts, f"routing {config.experts.routing or 'even'}") + kept
 
 
 def _first_step(config: RunConfig) -> list[str]:
@@ -179,6 +207,6 @@ CAPABILITY = Capability(
     forms=_forms,
     divided=_divided,
     letters=_letters,
-    notes={"size": _size, "assumed": _assumed, "first_step": _first_step, "warned": _warned},
+    notes={"size": _size, "again": _kept, "assumed": _assumed, "first_step": _first_step, "warned": _warned},
     axes={"edp": "N_e", "ep": "ep", "etp": "", "ep+etp": ""},
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.experts import kept_routes
 from zerosim.analysis.capabilities.tensor import divides_rows, keeps_gathered
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
@@ -54,7 +55,8 @@ def block_form(config: RunConfig, block: int = 0) -> Form:
         on_host=config.memory.cpu_checkpointing,
         fp32_softmax=config.memory.fp32_softmax,
     )
-    return form.where(a=config.mesh.cp * symbol("a"))
+    form = form.where(a=config.mesh.cp * symbol("a"))
+    return form + kept_routes(config, block) if config.memory.again.wraps(block) else form
 
 
 def nearest_form(config: RunConfig) -> Form:

@@ -46,6 +46,7 @@ from zerosim.analysis.formulas.experts import OF_EXPERTS as OF_EXPERTS
 from zerosim.analysis.formulas.experts import Dispatch as Dispatch
 from zerosim.analysis.formulas.experts import exchanged_rows as exchanged_rows
 from zerosim.analysis.formulas.experts import gathered_tokens as gathered_tokens
+from zerosim.analysis.formulas.experts import kept_routes as kept_routes
 from zerosim.analysis.formulas.experts import over_both as over_both
 from zerosim.analysis.formulas.form import Form as Form
 from zerosim.analysis.formulas.form import figure as figure

@@ -41,6 +41,12 @@ def _has_parameters(powers: Powers) -> bool:
     )
 
 
+def kept_routes(experts: int, chosen: int, itemsize: int, part: Form) -> Form:
+    """Return the bytes of a router's logits, and of so many `chosen` experts' weights and numbers, of each token of a
+    rank's `part`."""
+    return ((experts + chosen) * itemsize + chosen * ID_BYTES) * _bs * part
+
+
 class Dispatch(NamedTuple):
     """How tokens get to experts: the sizes of ep and etp, each rank's part of the tokens, and the bytes of a row's
     weight. `inside`: weights are applied by experts. `frozen`: some layers send no gradients back."""

@@ -99,6 +99,10 @@ class ExpertsConfig(Part):
         "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
         choices=KERNELS,
     )  # fmt: skip
+    keep_router: bool = option(
+        False, "with --recompute full: routers' logits and choices are kept, so no token changes its expert in backward"
+        " (NeMo Automodel)", switches={"ignore_router_for_ac": True},
+    )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
         metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
@@ -209,6 +213,9 @@ def rules(
     if word == "fullest" and float(times) > (most := model.all_on_one):
         why = f"an expert that all tokens choose has {most:.4g} times the mean; choose {floor(100 * most) / 100:g}"
         yield wrong("routing", f" {experts.routing!r}: {why} or less")
+    if experts.keep_router and not memory.again.is_whole:
+        why = f"recompute {memory.recompute!r} recomputes no whole blocks; pass --recompute full too, or leave it out"
+        yield wrong("keep_router", f": {why}")
     if experts.weigh_dtype and (row := model.decoder.block.mlp.experts) and experts.applied(row) != "results":
         yield wrong("weigh_dtype", " 'fp32': weights do not multiply experts' results here; leave it out")
     if experts.capacity_factor is None:
