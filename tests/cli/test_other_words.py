@@ -53,6 +53,7 @@ BESIDE = {
     "zero_quantized_gradients": "--stage 3 --hidden 64 --ranks-per-node 2",
     "gradient_as_bucket_view": "--stage 0",
     "grad_reduce_in_bf16": "--recipe megatron",
+    "moe_shared_expert_overlap": "--experts 4 --shared-experts 1 --ep 2",
     "ignore_router_for_ac": "--experts 4 --recompute full",
     "moe_pad_expert_input_to_capacity": "--experts 4 --capacity-factor 1.5",
 }

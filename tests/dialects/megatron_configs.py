@@ -14,7 +14,8 @@ precision grad_dtype overlap_reduction overlap_param_gather bucket_bytes offload
 attention fp32_softmax loss tp_comm_overlap cuda_graphs optimizer lr weight_decay clip_norm schedule
 warmup min_lr loss_scale layers hidden heads kv_heads head_dim ffn experts top_k expert_ffn seq vocab
 tie_embeddings dropout norm_eps pad_vocab transformer_engine gradient_accumulation_fusion aux_loss aux_loss_over
-z_loss bias_rate mtp_layers mtp_loss capacity_factor pad_to_capacity dispatcher allocator allocator_conf recipe
+z_loss bias_rate mtp_layers mtp_loss capacity_factor pad_to_capacity dispatcher shared_expert_overlap
+allocator allocator_conf recipe
 """
 
 
@@ -103,6 +104,7 @@ def _values(rng: random.Random) -> dict[str, Any]:
     if family == "mixed":
         values |= dict(experts=8, top_k=2, ep=pick((1, 2)), sequence_parallel=tp > 1)
         maybe |= dict(expert_ffn=32, shared_experts=1, shared_ffn=64, aux_loss=0.01, z_loss=0.001, bias_rate=0.001)
+        maybe |= dict(shared_expert_overlap=True) if values["ep"] > 1 else {}
         maybe |= dict(capacity_factor=1.25, router_dtype="fp32", dispatcher="deepep", etp=1)
     found = {**values, **{name: value for name, value in maybe.items() if rng.random() < 0.4}}
     if found.get("allocator_conf"):

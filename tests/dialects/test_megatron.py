@@ -208,6 +208,8 @@ REFUSED = (
     ("--num-experts 4 --moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity "
      "--moe-token-dispatcher-type flex",
      "--moe-pad-expert-input-to-capacity", "deepep"),
+    ("--num-experts 4 --moe-shared-expert-intermediate-size 96 --moe-shared-expert-overlap",
+     "--moe-shared-expert-overlap", "alltoall"),
     ("--num-experts 3 --expert-model-parallel-size 2", "--expert-model-parallel-size", "multiple"),
     ("--num-experts 4 --expert-model-parallel-size 2 --fp16", "--expert-model-parallel-size, --fp16", "fp16"),
     ("--optimizer muon --use-distributed-optimizer", "--optimizer, --use-distributed-optimizer", "Muon"),

@@ -28,7 +28,7 @@ WAYS: list[dict[str, Any]] = [
     dict(ranks=2, ep=2, stage=3, capacity_factor=1.0, recompute="1=full"),
     dict(ranks=4, pp=2, ep=2, stage=1, accumulate=3, pipeline="zb-h1"),
     dict(ranks=4, tp=2, ep=2, stage=2, sequence_parallel=True, precision="fp16", initial_scale_power=4),
-    dict(ranks=2, ep=2, stage=3, precision="fp32", autocast="bf16", optimizer="sophia", eval_every=1),
+    dict(ranks=2, ep=2, stage=3, precision="fp32", autocast="bf16", optimizer="sophia"),
 ]
 
 

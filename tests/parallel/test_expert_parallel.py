@@ -51,6 +51,8 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gathered, all ranks": ({}, dict(ranks=4, ep=4, stage=2, **GATHER)),
     "gpt": (dict(model="gpt", kv_heads=4, dropout=0.1), FOUR),
     "shared experts": (dict(model="qwen2_moe", shared_experts=2, experts=4), FOUR),
+    "shared experts beside": (dict(shared_experts=2), dict(FOUR, shared_expert_overlap=True, accumulate=2)),
+    "gated ones beside": (dict(model="qwen2_moe", shared_experts=2), dict(FOUR, shared_expert_overlap=True)),
     "groups of experts": (dict(model="glm4_moe"), FOUR),
     # what else is cut
     "over tp": ({}, dict(ranks=4, ep=2, etp=1, stage=1, **SP)),
@@ -174,7 +176,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
         dict(partition="owner"), dict(clip_norm=0.05), dict(loss="chunked"), dict(router_dtype="fp32"),
         dict(recipe="fsdp2"), dict(recipe="megatron"), dict(pipeline="zb-h1"), dict(bucket_bytes=512),
         dict(offload_activations=True), dict(collective="ring"), dict(capacity_factor=1.0), dict(z_loss=0.01),
-        dict(recompute="full", keep_router=True),
+        dict(recompute="full", keep_router=True), dict(shared_experts=2, shared_expert_overlap=True),
     ]  # fmt: skip
     for one in rng.sample(more, 3):
         on |= one
@@ -201,7 +203,17 @@ def check_drawn(case: int) -> None:
         if not {"capacity_factor", "router_dtype"} & {*of}:
             many = RunConfig(**of)
             count = many.global_batch // many.data.micro_batch
-            kept = ("model", "experts", "top_k", "expert_ffn", "lora_rank", "clip_norm", "z_loss", *LLAMA)
+            kept = (
+                "model",
+                "experts",
+                "top_k",
+                "expert_ffn",
+                "shared_experts",
+                "lora_rank",
+                "clip_norm",
+                "z_loss",
+                *LLAMA,
+            )
             one = {name: of[name] for name in kept if name in of} | dict(ranks=1, stage=0, accumulate=count)
             assert_close(run(many), run(RunConfig(**one, precision="fp64", optimizer="sgd")), 1e-13)
     except Exception as error:
@@ -241,6 +253,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "adapters": (dict(lora_rank=2, lora_target="experts", etp=2), "adapters of experts are whole; choose etp 1"),
     "weighed": (dict(recipe="megatron", weigh_dtype="fp32"), "weights do not multiply experts' results here; leave it"),
     "rows": (dict(lora_rank=2, lora_by_rows=True), "lora_by_rows: no expert has an adapter; choose --lora-target exp"),
+    "none shared": (dict(ranks=4, ep=2, shared_expert_overlap=True), "overlap: llama has no shared experts here, or"),
+    "beside nothing": (dict(shared_experts=2, shared_expert_overlap=True), "experts are on every rank; pass --ep 2"),
+    "beside gathers": (
+        dict(ranks=4, ep=2, shared_experts=2, shared_expert_overlap=True, **GATHER),
+        "allgather runs nothing beside",
+    ),
     "drops": (dict(ranks=4, ep=2, capacity_factor=1.0, **GATHER), "tokens are dropped before they are sent"),
 }
 

@@ -212,8 +212,16 @@ class FeedForward:
         return F.by_rows(self._of_rows, x, tile, "mlp") if tile else self._of_rows(x)
 
     def _of_rows(self, x: Tensor) -> Tensor:
+        return self.back(self.into(x))
+
+    def into(self, x: Tensor) -> Tensor:
+        """Return the last map's input."""
         run = self.policy.run
-        return self.proj(self.dropout(run("mlp_act", self.between, run("fc1", self.columns, x))))
+        return self.dropout(run("mlp_act", self.between, run("fc1", self.columns, x)))
+
+    def back(self, x: Tensor) -> Tensor:
+        """Return the last map's result."""
+        return self.proj(x)
 
 
 def between_of(here: LayerContext) -> Layer:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from zerosim import functional as F
-from zerosim.backends.forms import Choice
 from zerosim.dtypes import compute_dtype
 from zerosim.nn.context import LayerContext
-from zerosim.nn.experts_router import Router, router_map
+from zerosim.nn.experts_router import Router
+from zerosim.nn.experts_shared import Beside, Halves, SharedExperts
 from zerosim.nn.lora import in_autocast
 from zerosim.nn.lora_stacks import DOWN, UP, AdaptedStack
 from zerosim.placement.block import Experts, Role
@@ -33,7 +33,7 @@ class ExpertsLayer:
     """
 
     def __init__(
-        self, here: LayerContext, row: Experts, between: Layer, shared: Callable[[LayerContext], Layer] | None
+        self, here: LayerContext, row: Experts, between: Layer, shared: Callable[[LayerContext], Halves] | None
     ) -> None:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
@@ -48,13 +48,10 @@ class ExpertsLayer:
         self.up, of_up = self._stack(here, "columns", sizes.hidden, inner), self._biases(here, False, inner)
         self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
         self.biases = of_up, self._biases(here, True, sizes.hidden)
-        self.shared, self.shared_gate = None, None
+        self.shared = None
         if shared is not None:
             inside = here.group if self.experts.axes else replace(here.group, maps=maps.inside())
-            self.shared = shared(here._replace(group=inside) / row.shared)
-            if row.shared_gate:
-                at = here / row.shared_gate
-                self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
+            self.shared = SharedExperts(here._replace(group=inside), row, shared)
 
     def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> AdaptedStack:
         """Declare the first or the last map of all experts."""
@@ -89,20 +86,29 @@ class ExpertsLayer:
         return self.maps.leave(self._whole(self.maps.enter(x)))
 
     def _whole(self, x: Tensor) -> Tensor:
+        if self.shared is not None and self.experts.overlaps:
+            beside = Beside(self.shared, x)
+            y = self._of_chosen(x, beside)
+            return F.promoted_sum(y, beside.take())
         y = self._of_chosen(x)
-        return y if self.shared is None else F.promoted_sum(y, self._of_shared(self.shared, x))
+        return y if self.shared is None else F.promoted_sum(y, self.shared(x))
 
-    def _of_chosen(self, x: Tensor) -> Tensor:
+    def _of_chosen(self, x: Tensor, beside: Beside | None = None) -> Tensor:
         """Return the sum of each token's experts, weighed."""
+        half = (None, None) if beside is None else (beside.into, beside.back)
         weights, chosen = self.router(x)
         inside = self.applied != "results"
-        way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside)
+        way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside, beside=half[0])
         del weights, chosen
         self.router.note(x.device, way)
         rows = self._maps(rows, way.counts, of_rows if inside else None)
         wide = None if self.here.experts.weigh_dtype is None else compute_dtype(x.dtype)
         return self.experts.combine(
-            way, rows, None if inside else partial(self.weigh, weights=of_rows, dtype=wide), x.shape
+            way,
+            rows,
+            None if inside else partial(self.weigh, weights=of_rows, dtype=wide),
+            x.shape,
+            half[1],
         )
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
@@ -140,9 +146,3 @@ class ExpertsLayer:
         if of_down is not None and of_down.shape[1] * size == self.hidden:
             first = index * of_down.shape[1]
         return F.cast(adapted(rows, self.down, stack=down, bias=of_down, first=first), given)
-
-    def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
-        if self.shared_gate is None:
-            return shared(x)
-        weights, _ = F.choose(router_map(self.here, x, self.shared_gate), 1, Choice("sigmoid"))
-        return F.weigh(shared(x), weights)

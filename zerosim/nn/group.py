@@ -192,6 +192,8 @@ class Way(Noted, Protocol):
 
 Weigh = Callable[[Tensor], Tensor]
 """Multiplies each row by its weight."""
+RunsBeside = Callable[[Tensor], Tensor]
+"""Runs beside an exchange. It is given what was sent, and returns what backward visits before that arrives."""
 
 
 class WholeExperts:
@@ -200,6 +202,7 @@ class WholeExperts:
     size = 1
     axes: tuple[str, ...] = ()  # the mesh axes that divide the experts, where they are not those of maps
     grad_scale = 1.0  # the factor of the gradient of an expert's weight
+    overlaps = False  # whether something else runs beside the exchange of rows
 
     def stack(self, maps: WholeMaps, shape: tuple[int, ...], *, of: int, parts: int = 1) -> dict[str, Any]:
         """Return the keywords for `declare` of a stack of this whole shape: (E, O, I), one matrix for each expert, or
@@ -219,14 +222,19 @@ class WholeExperts:
         """Return how many of the experts are here."""
         return experts
 
-    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Way, Tensor, Tensor]:
+    def dispatch(
+        self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool, beside: RunsBeside | None = None
+    ) -> tuple[Way, Tensor, Tensor]:
         """Return the way of rows to the experts that are here, these rows, sorted by expert, and the weight of each;
-        `inside`: which the experts apply, else `combine`."""
+        `inside`: which the experts apply, else `combine`. `beside` runs while rows are on their way."""
         way = chosen.routing()
         return way, F.dispatch(x, way), F.row_weights(weights, way)
 
-    def combine(self, way: Any, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...]) -> Tensor:
-        """Bring results the same way back, and weigh them. Return each token's sum of them, in this shape."""
+    def combine(
+        self, way: Any, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...], beside: RunsBeside | None = None
+    ) -> Tensor:
+        """Bring results the same way back, and weigh them. Return each token's sum of them, in this shape. `beside`
+        runs while they are on their way."""
         return F.combine(rows if weigh is None else weigh(rows), way, shape)
 
 

@@ -27,7 +27,7 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.experts import rows_by_rank
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.router import Chosen, Routing, read_counts, sort_rows
-from zerosim.nn.group import Weigh, WholeExperts, WholeMaps
+from zerosim.nn.group import RunsBeside, Weigh, WholeExperts, WholeMaps
 from zerosim.parallel.experts_rows import back_again, exchanged, gathered, moved, scattered
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.tensor import PURPOSE
@@ -48,6 +48,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     kind = AllGathered if config.experts.dispatcher == "allgather" else Exchanging
     comm = None if groups is None else Members(groups("ep"), groups("etp"), groups(*EXPERT_CUTS))
     experts = kind((mesh.ep, mesh.etp), mesh.index(place.rank, *EXPERT_CUTS), comm, mesh.tp / (mesh.ep * mesh.etp))
+    experts.overlaps = config.experts.shared_expert_overlap
     return made._replace(group=replace(made.group, experts=experts))
 
 
@@ -105,24 +106,29 @@ class Cut(WholeExperts):
 class Exchanging(Cut):
     """Rows go to their experts' ranks by all-to-all, and come back."""
 
-    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Trip, Tensor, Tensor]:
+    def dispatch(
+        self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool, beside: RunsBeside | None = None
+    ) -> tuple[Trip, Tensor, Tensor]:
         trip = self._trip(chosen)
-        rows, of_rows = self._sent(F.dispatch(x, trip.home), trip), F.row_weights(weights, trip.home)
+        rows = self._sent(F.dispatch(x, trip.home), trip, beside, alone=not inside)
+        of_rows = F.row_weights(weights, trip.home)
         return trip, rows, self._sent(of_rows, trip) if inside else of_rows
 
-    def combine(self, way: Trip, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...]) -> Tensor:
+    def combine(
+        self, way: Trip, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...], beside: RunsBeside | None = None
+    ) -> Tensor:
         members = self.members
         if way.order:
             rows = moved(rows, *back_again(way.chunks, way.order))
         if self.tensor > 1:
             rows = scattered(members.etp, rows, way.held)
         if self.size > 1:
-            rows = exchanged(members.ep, rows, way.received, way.sent)
+            rows = exchanged(members.ep, rows, way.received, way.sent, beside)
         return super().combine(way.home, rows, weigh, shape)
 
-    def _sent(self, rows: Tensor, trip: Trip) -> Tensor:
+    def _sent(self, rows: Tensor, trip: Trip, beside: RunsBeside | None = None, *, alone: bool = True) -> Tensor:
         if self.size > 1:
-            rows = exchanged(self.members.ep, rows, trip.sent, trip.received)
+            rows = exchanged(self.members.ep, rows, trip.sent, trip.received, beside, alone=alone)
         if self.tensor > 1:
             rows = gathered(self.members.etp, rows, trip.held)
         return moved(rows, trip.chunks, trip.order) if trip.order else rows
@@ -194,7 +200,9 @@ class Trip:
 class AllGathered(Cut):
     """Every rank gathers all tokens of the group, takes the rows of its own experts, and reduce-scatters the sums."""
 
-    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Routing, Tensor, Tensor]:
+    def dispatch(
+        self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool, beside: RunsBeside | None = None
+    ) -> tuple[Routing, Tensor, Tensor]:
         comm, (tokens, top_k), experts = self.members.both, chosen.ids.shape, chosen.table.numel
         wide = x.shape[-1]
         x, weights = (gathered(comm, one, (tokens,) * comm.size) for one in (x.reshape(tokens, wide), weights))
@@ -209,7 +217,9 @@ class AllGathered(Cut):
         way = Routing(ids, found.order[start : start + sum(own)], top_k, own, of_tokens)
         return way, F.dispatch(x, way), F.row_weights(weights, way)
 
-    def combine(self, way: Routing, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...]) -> Tensor:
+    def combine(
+        self, way: Routing, rows: Tensor, weigh: Weigh | None, shape: tuple[int, ...], beside: RunsBeside | None = None
+    ) -> Tensor:
         comm = self.members.both
         sums = super().combine(way, rows, weigh, (way.ids.shape[0], shape[-1]))
         return scattered(comm, sums, (sums.shape[0] // comm.size,) * comm.size).reshape(*shape)

@@ -5,14 +5,16 @@ None of them saves a buffer. Numbers of rows are ints on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.common import Grads
 from zerosim.parallel.tensor import PURPOSE
+from zerosim.tensor.order import visit_before, visit_with
 from zerosim.tensor.tensor import Tensor, apply
 
 
@@ -25,7 +27,36 @@ class Exchanged:
     received: tuple[int, ...]
 
     def backward(self, grad: Buffer) -> Grads:
-        return (_exchanged(self.comm, grad, self.received, self.sent, Kind.ACTIVATION_GRAD),)
+        out, work = _launched(self.comm, grad, self.received, self.sent, Kind.ACTIVATION_GRAD)
+        work.wait()
+        return (out,)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The end of an all-to-all beside something else. Backward begins the other way, whose work goes `back`. Saves
+    nothing."""
+
+    comm: Comm
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    back: list[Work[Buffer]]
+
+    def backward(self, grad: Buffer) -> Grads:
+        out, work = _launched(self.comm, grad, self.received, self.sent, Kind.ACTIVATION_GRAD)
+        self.back.append(work)
+        return (out,)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The beginning of such an all-to-all. Backward waits for the other way."""
+
+    back: list[Work[Buffer]]
+
+    def backward(self, grad: Buffer) -> Grads:
+        self.back.pop().wait()
+        return (grad,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +104,30 @@ def back_again(chunks: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[i
     return tuple(chunks[chunk] for chunk in order), tuple(place[at] for at in range(len(order)))
 
 
-def exchanged(comm: Comm, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-    """Send so many of the rows to each member, in their order, and return those of all members."""
-    out = _exchanged(comm, rows.buffer, sent, received, Kind.ACTIVATION)
-    return apply(Exchanged(comm, sent, received), out, rows, op="exchange_rows", saved={})
+def exchanged(
+    comm: Comm,
+    rows: Tensor,
+    sent: tuple[int, ...],
+    received: tuple[int, ...],
+    beside: Callable[[Tensor], Tensor] | None = None,
+    *,
+    alone: bool = True,
+) -> Tensor:
+    """Send so many of the rows to each member, in their order, and return those of all members. `beside` runs while
+    they are on their way, and its backward while their gradients are. `alone`: their weights stay at home."""
+    out, work = _launched(comm, rows.buffer, sent, received, Kind.ACTIVATION)
+    if beside is None:
+        work.wait()
+        return apply(Exchanged(comm, sent, received), out, rows, op="exchange_rows", saved={})
+    back = list[Work[Buffer]]()
+    leaving = apply(Sent(back), out, rows, op="exchange_rows", saved={})
+    if alone:  # then gradients of what the router and both kinds of experts read add up as without `beside`
+        visit_with(leaving, rows)
+    other = beside(leaving)
+    work.wait()
+    arrived = apply(Arrived(comm, sent, received, back), out, leaving, op="exchange_rows", saved={})
+    visit_before(arrived, other)
+    return arrived
 
 
 def gathered(comm: Comm, rows: Tensor, held: tuple[int, ...]) -> Tensor:
@@ -97,19 +148,21 @@ def _moved(rows: Buffer, chunks: Sequence[int], order: Sequence[int], kind: Kind
     return out
 
 
-def _exchanged(comm: Comm, rows: Buffer, sent: Sequence[int], received: Sequence[int], kind: Kind) -> Buffer:
-    """Send so many of the rows to each member, in their order, and return those of all members."""
+def _launched(
+    comm: Comm, rows: Buffer, sent: Sequence[int], received: Sequence[int], kind: Kind
+) -> tuple[Buffer, Work[Buffer]]:
+    """Begin to send so many of the rows to each member, in their order, and return the place of all members' rows."""
     wide = rows.shape[1]
     out = rows.device.alloc((sum(received), wide), rows.dtype, kind)
     splits = [[wide * numel for numel in numels] for numels in (sent, received)]
-    comm.all_to_all(
+    work = comm.launch_all_to_all(
         rows.reshape(-1),
         out=out.reshape(-1),
         purpose=PURPOSE,
         input_split_sizes=splits[0],
         output_split_sizes=splits[1],
     )
-    return out
+    return out, work
 
 
 def _gathered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:

@@ -34,6 +34,12 @@ def visit_before(x: Tensor, other: Tensor) -> None:
         x.node.depth = max(x.node.depth, other.node.depth + 1)
 
 
+def visit_with(x: Tensor, other: Tensor) -> None:
+    """Let backward visit the op of x as late as that of `other`, which x is computed from, and before it."""
+    if isinstance(x.node, Node) and other.node is not None:
+        x.node.depth = other.node.depth
+
+
 def visited_last(x: Tensor) -> Tensor:
     """Return x, such that backward visits its op after all else: where x needs nothing that other branches made."""
     return x if x.node is None else _passed(x, 0)

@@ -95,7 +95,8 @@ def more_shared(config: RunConfig) -> list[Cut]:
 
 def alone(config: RunConfig, tp: int) -> Cut:
     """Return the values of one microbatch on tp's ranks alone: what experts compute of it, and nothing that is sent."""
-    return {"ep": 1, "etp": 1 if are_apart(config) and tp > 1 else None, "dispatcher": None}
+    whole = {"ep": 1, "etp": 1 if are_apart(config) and tp > 1 else None}
+    return whole | dict.fromkeys(("dispatcher", "shared_expert_overlap"))
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:

@@ -81,6 +81,10 @@ class ExpertsConfig(Part):
         "tokens of the group (allgather). With deepep (and for the clock alone) a token is sent once to each node",
         choices=("alltoall", "deepep", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
+    shared_expert_overlap: bool = option(
+        False, "with --ep: shared experts run while rows are on their way, their first map on the way there and their "
+        "last on the way back (Megatron)", switches={"moe_shared_expert_overlap": True},
+    )  # fmt: skip
     router_dtype: str | None = option(
         None, "the router's logits and weights: fp32 beside half types, or the model's dtype",
         choices=("fp32", "model"), shown="the family's",
@@ -206,6 +210,13 @@ def rules(
         return
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
         yield wrong("dispatcher", f" {experts.dispatcher!r}: all experts are on every rank; pass --ep 2, for one")
+    if experts.shared_expert_overlap:
+        why = "" if model.has_shared_experts else f"{model.family} has no shared experts here"
+        why = why or ("all experts are on every rank; pass --ep 2, for one" if mesh.ep == 1 else "")
+        sends = experts.dispatcher
+        why = why or (f"dispatcher {sends} runs nothing beside itself; choose alltoall" if sends != "alltoall" else "")
+        if why:
+            yield wrong("shared_expert_overlap", f": {why}, or leave it out")
     how = experts.spread_of(model.experts, 0)
     if how is not None and len(how.shares) not in (0, model.experts):
         yield wrong("routing", f" {experts.routing!r}: has {len(how.shares)} shares for {model.experts} experts")

@@ -111,7 +111,7 @@ RANKS = (
     off("--overlap-p2p-communication-warmup-flush --defer-embedding-wgrad-compute --delay-wgrad-compute",
          "overlap or delay work of a pipeline", "", "missing", "seconds bytes"),
     off("--use-tp-pp-dp-mapping", "pipeline stages are neighbouring ranks", "", "missing", "seconds"),
-    off("--overlap-moe-expert-parallel-comm --moe-shared-expert-overlap --use-ring-exchange-p2p",
+    off("--overlap-moe-expert-parallel-comm --use-ring-exchange-p2p",
          "overlap of experts' exchange", "", "missing", "seconds"),
 )  # fmt: skip
 BATCH = (
@@ -175,6 +175,8 @@ EXPERTS = (
     of("--moe-ffn-hidden-size", whole, None, "width of an expert; --ffn-hidden-size", "--expert-ffn", "same", "all"),
     of("--moe-shared-expert-intermediate-size", whole, None, "width of all shared experts", "--shared-ffn", "same",
         "all"),
+    off("--moe-shared-expert-overlap", "shared experts run beside the exchange of rows", "--shared-expert-overlap",
+        "same", "bytes seconds"),
     of("--moe-layer-freq", text, "1", "which layers have experts", "--model FOLDER/config.json", "missing", "all"),
     of("--moe-token-dispatcher-type", word("allgather", "alltoall", "flex"), "allgather", "how tokens reach experts",
         "--dispatcher", "same", "bytes traffic", myth="all-to-all by default"),

@@ -52,6 +52,7 @@ def _experts(arguments: Arguments) -> None:
         arguments.tell(name, "understood" if sends == "flex" else "ignored", f"dispatcher {spread}")
     if sends == "flex" and backend != "deepep":
         arguments.lacks("--moe-flex-dispatcher-backend", f"{backend}'s exchange")
+    _beside(arguments)
     _balance(arguments)
     if arguments["--moe-router-dtype"] == "fp32":
         arguments.sets("--moe-router-dtype", router_dtype="fp32")
@@ -82,6 +83,20 @@ def _experts(arguments: Arguments) -> None:
     elif not arguments["--bf16"]:
         why = "AssertionError: Currently GroupedGEMM for MoE only supports bf16 dtype"
         arguments.refuse("--moe-grouped-gemm", why, "add --bf16")
+
+
+def _beside(arguments: Arguments) -> None:
+    """Set whether shared experts run beside the exchange of rows."""
+    name, sends = "--moe-shared-expert-overlap", arguments["--moe-token-dispatcher-type"]
+    if not arguments[name] or not arguments["--moe-shared-expert-intermediate-size"]:
+        arguments.tell(name, "ignored", "there are no shared experts")
+    elif sends != "alltoall":
+        why = "ValueError of TransformerConfig: moe_shared_expert_overlap only works with alltoall token dispatcher"
+        arguments.refuse(name, why, "add --moe-token-dispatcher-type alltoall")
+    elif arguments["--expert-model-parallel-size"] == 1:
+        arguments.tell(name, "ignored", "all experts are on every rank")
+    else:
+        arguments.sets(name, shared_expert_overlap=True)
 
 
 def _balance(arguments: Arguments) -> None:

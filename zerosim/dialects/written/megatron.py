@@ -101,6 +101,7 @@ def _experts(config: RunConfig) -> list[str]:
         ("moe-ffn-hidden-size", model.expert_ffn),
         ("moe-shared-expert-intermediate-size", model.width("shared") if model.has_shared_experts else None),
         ("moe-token-dispatcher-type", sends if mesh.axes.is_folded or limited else ""),
+        ("moe-shared-expert-overlap", experts.shared_expert_overlap),
         ("moe-enable-deepep", mesh.axes.is_folded and sends == "flex"),
         ("moe-grouped-gemm", config.precision.stored == "bf16"),
         ("moe-router-load-balancing-type", kind),
