@@ -82,6 +82,20 @@ EXPERTS: list[dict[str, Any]] = [  # ranks that share a block's experts, and cho
     dict(LLAMA, ep=2, pp=2, stage=1, precision="bf16", experts=4, top_k=1, accumulate=3, pipeline="zb-h1"),
     dict(LLAMA, ep=4, etp=1, tp=2, stage=2, precision="fp32", experts=4, top_k=2, sequence_parallel=True),
     dict(LLAMA, ep=2, dp_replicate=2, stage=3, precision="fp64", experts=4, top_k=2, collective="ring"),
+    dict(
+        LLAMA,
+        ep=2,
+        stage=3,
+        precision="bf16",
+        experts=4,
+        top_k=2,
+        shared_experts=1,
+        shared_expert_overlap=True,
+        mtp_layers=1,
+        recompute="full",
+        keep_router=True,
+    ),
+    dict(LLAMA, pp=2, stage=1, precision="fp32", mtp_layers=2, accumulate=3),
 ]
 
 FP32: dict[str, Any] = dict(precision="bf16", grad_dtype="fp32")

@@ -35,7 +35,7 @@ ROWS = 4
 """Rows of a step on each GPU, if no global batch is given."""
 KEPT = (
     *("model", "seq", "recipe", "precision", "fp8", "fp8_library", "optimizer", "loss", "lora_rank", "lora_target"),
-    "host_memory",
+    *("mtp_layers", "mtp_loss", "host_memory"),
 )
 """A run's options that may be given; the search chooses all others."""
 
