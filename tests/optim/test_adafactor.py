@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.checks import checks
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.cli.main import main
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
@@ -35,7 +35,9 @@ from zerosim.train.build_strategy import join_by_itself
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
-SHAPES = {"tall": (11, 4), "bias": (7,), "wide": (3, 20), "one": (1,), "row": (1, 9), "column": (9, 1)}
+SHAPES = {
+    "tall": (11, 4), "bias": (7,), "wide": (3, 20), "one": (1,), "experts": (3, 5, 4), "row": (1, 9), "column": (9, 1),
+}  # fmt: skip
 BOTH = [
     Adafactor(0.1), AdafactorHF(0.1, beta1=0.9), AdafactorHF(scale_parameter=False, relative_step=False),
     AdafactorHF(),
@@ -53,9 +55,10 @@ def written_out(o: Any, w: np.ndarray, grads: list[np.ndarray], lr: float) -> np
     for t, g in enumerate(grads, 1):
         beta, squares = 1 - t**-0.8, g**2 + (1e-30 if hf else 0.0)
         rows = beta * rows + (1 - beta) * squares.mean(-1, keepdims=True)
-        columns = beta * columns + (1 - beta) * squares.mean(0, keepdims=True)
+        columns = beta * columns + (1 - beta) * squares.mean(max(0, w.ndim - 2), keepdims=True)
         v = beta * v + (1 - beta) * squares
-        estimate = rows * columns / max(rows.mean(), 0 if hf else eps) if w.ndim == 2 else v
+        mean = rows.mean(max(0, w.ndim - 2), keepdims=True)  # of each matrix
+        estimate = rows * columns / np.maximum(mean, 0 if hf else eps) if w.ndim > 1 else v
         u = g / np.sqrt(np.maximum(estimate, 0 if hf else eps**2))
         u = u / max(1.0, rms(u))
         if not hf:
@@ -129,7 +132,7 @@ def test_rectangles_are_the_part() -> None:
         for stop in range(start + 1, 21):
             part = np.arange(start, stop)
             seen = np.zeros((5, 4), int)
-            found = rectangles(LocalPiece(0, weight, start, stop, 0, 0, {}))
+            [found] = rectangles(LocalPiece(0, weight, start, stop, 0, 0, {}))
             assert all(each.rows == 1 for each in found[1:])
             for row in found:
                 window = np.s_[row.row : row.row + row.rows, row.column : row.column + row.columns]
@@ -138,10 +141,52 @@ def test_rectangles_are_the_part() -> None:
             assert (seen.reshape(-1) == np.isin(np.arange(20), part)).all()
 
 
-def test_tensors_of_three_dimensions_are_refused() -> None:
-    spec = FlatSpec("h", (WeightSpec("conv", (2, 3, 4)),))
-    with pytest.raises(InputError, match="conv"):
-        Adafactor(0.0).arrays(spec, slice_of(24, 0, 1), fp32)
+@pytest.mark.parametrize("start", range(24))
+def test_each_matrix_of_a_stack_has_rectangles_of_its_own(start: int) -> None:
+    """Rows and columns are counted through: of two matrices (3, 4) there are 6 rows and 8 columns."""
+    for stop in range(start + 1, 25):
+        seen = list[int]()
+        for number, found in enumerate(rectangles(LocalPiece(0, STACK, start, stop, 0, 0, {})), start // 12):
+            for row in found:
+                assert {(row.row + at) // 3 for at in range(row.rows)} == {number} == {row.column // 4}
+                window = np.arange(24).reshape(6, 4)[row.row : row.row + row.rows]
+                own = window[:, row.column - 4 * number :][:, : row.columns]
+                assert (row.of(np.arange(start, stop)) == own).all()
+                seen += own.reshape(-1).tolist()
+        assert sorted(seen) == list(range(start, stop))
+
+
+STACK = WeightSpec("experts", (2, 3, 4))
+
+
+def test_a_stack_has_rows_and_columns_of_each_matrix() -> None:
+    arrays = Adafactor(0.0).arrays(FlatSpec("h", (STACK,)), slice_of(24, 1, 3), fp32)
+    assert [(array.name, array.numel) for array in arrays] == [("row_var", 2 * 3), ("col_var", 2 * 4)]
+
+
+EXPERTS: dict[str, Any] = dict(
+    model="llama", layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=256, seq=8, experts=4, top_k=2,
+    expert_ffn=12, micro_batch=1, steps=2,
+)  # fmt: skip
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", ["adafactor", "adafactor-hf"])
+@pytest.mark.parametrize("on", [dict(stage=3, ranks=3), dict(stage=2, ranks=2, partition="owner")], ids=str)
+def test_models_with_experts_train_as_on_one_rank(name: str, on: dict[str, Any]) -> None:
+    """And a plan has the run's bytes, which the closed forms have too."""
+    of = EXPERTS | dict(optimizer=name, precision="fp64")
+    many, one = run(RunConfig(**of | on)), run(RunConfig(**of, ranks=1, stage=0, accumulate=on["ranks"]))
+    for each, values in one.weights.items():
+        np.testing.assert_allclose(many.weights[each], values, rtol=0, atol=1e-12, err_msg=each)
+    planned = plan(RunConfig(**of | on))
+    assert [memory.to_dict() for memory in planned.memory] == [memory.to_dict() for memory in many.memory]
+    assert formulas_agree(checks(planned))
+
+
+def test_stacks_that_ep_cuts_are_refused() -> None:
+    with pytest.raises(InputError, match="ep 2: adafactor needs the sums of whole stacks of experts, which ep cuts"):
+        RunConfig(**EXPERTS, optimizer="adafactor", ranks=2, ep=2)
 
 
 TRAINED: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, vocab=256, micro_batch=1, steps=2, parallel=1)

@@ -25,12 +25,15 @@ from zerosim.optim.updater import Updater
 from zerosim.placement.partition import slice_of
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
-from .test_optim import SHAPES, Make, inputs, run_torch, run_zerosim
+from .test_optim import SHAPES as OF_ALL
+from .test_optim import Make, inputs, run_torch, run_zerosim
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     transformers = pytest.importorskip("transformers.optimization")
 
+SHAPES = {**OF_ALL, "experts": (4, 3, 5)}
+"""Also a stack of experts' matrices, each of which has rows and columns of its own."""
 LR, CLIP = 0.5, 60.0
 BOUND = {"fp32": 1e-6, "fp64": 1e-14}
 
@@ -62,7 +65,7 @@ CASES: dict[str, tuple[Factored, Make, LRSchedule]] = {
 def test_twenty_steps(name: str, precision: str) -> None:
     """Some of them clipped. The rate is above t^-1/2 from step 5 on."""
     ours, make, schedule = CASES[name]
-    weights, grads = inputs(precision)
+    weights, grads = inputs(precision, SHAPES)
     expected, _ = run_torch(make, weights, grads, CLIP)
     largest = max(abs(value).max() for value in expected.values())
     for stage, ranks in ((0, 1), (2, 3)):
@@ -92,7 +95,7 @@ def test_steps_without_masters(name: str) -> None:
     up to 2^-8 each time: so far may an update be off in one step, and a weight by two roundings of its own. 20 steps
     are within 8 x 2^-7 (measured: 6.5; with fp32's epsilon 145)."""
     ours, make, schedule = CASES[name]
-    weights, grads = inputs("fp32")
+    weights, grads = inputs("fp32", SHAPES)
     for steps in (1, 20):
         expected, nbytes = in_bf16(make, weights, grads[:steps])
         for stage, ranks in ((0, 1), (2, 3)):

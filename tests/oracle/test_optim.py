@@ -72,20 +72,22 @@ CASES: dict[str, tuple[Optimizer, Make]] = {
 }
 
 
-def inputs(precision: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def inputs(
+    precision: str, shapes: Mapping[str, tuple[int, ...]] = SHAPES
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Weights, and one set of gradients per step: sizes from 1e-6 to 10, some of them 0."""
     random = np.random.default_rng(11)
     kind = np.dtype(np.float64 if precision == "fp64" else np.float32)
 
     def draw(step: int) -> dict[str, Any]:
         grads = {}
-        for name, shape in SHAPES.items():
+        for name, shape in shapes.items():
             grad = random.standard_normal(shape) * 10.0 ** random.uniform(-6, 1, shape)
             grad[random.random(shape) < 0.05] = 0.0
             grads[name] = (grad * (0.2 if step % 3 else 1.0)).astype(kind)
         return grads
 
-    weights = {name: random.standard_normal(shape).astype(kind) for name, shape in SHAPES.items()}
+    weights = {name: random.standard_normal(shape).astype(kind) for name, shape in shapes.items()}
     return weights, [draw(step) for step in range(STEPS)]
 
 
@@ -101,8 +103,8 @@ def run_zerosim(
 
     def program(ctx: Context) -> tuple[Any, list[float]]:
         flat = Flat("all", ctx.device, dtype(precision), dtype(precision))
-        for name, shape in SHAPES.items():
-            flat.declare(name, shape)
+        for name, values in weights.items():
+            flat.declare(name, values.shape)
         updater = make_updater()
         strategy = (DDP if stage == 0 else Zero2)(ctx.comm, ctx.device, updater)
 
@@ -113,7 +115,7 @@ def run_zerosim(
         join_by_itself(strategy, [flat])
         strategy.place([flat], write)
         for step_grads in grads:
-            whole = np.concatenate([step_grads[name].reshape(-1) for name in SHAPES])
+            whole = np.concatenate([step_grads[name].reshape(-1) for name in weights])
             padded = np.pad(whole, (0, flat.own.stop * ctx.world_size))
             flat.grad_shard = ctx.device.alloc((flat.own.size,), dtype(precision), Kind.GRAD)
             ctx.device.backend.from_host(padded[flat.own.start : flat.own.stop], flat.grad_shard.array)
@@ -127,10 +129,9 @@ def run_zerosim(
     assert all(other == norms for _, other in outcomes)
     values = outcomes[0][0] if stage == 0 else np.concatenate([piece for piece, _ in outcomes])
     final, start = {}, 0
-    for name, shape in SHAPES.items():
-        size = int(np.prod(shape))
-        final[name] = values[start : start + size].reshape(shape)
-        start += size
+    for name, given in weights.items():
+        final[name] = values[start : start + given.size].reshape(given.shape)
+        start += given.size
     return final, norms
 
 

@@ -32,6 +32,7 @@ any tensor. With a master K = 4 + 4 (r + c) / (r c); PyTorch's without one has 2
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar, NamedTuple
@@ -39,7 +40,7 @@ from typing import Any, ClassVar, NamedTuple
 from zerosim.backends.kernels import Array, Rule
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
-from zerosim.optim.factored import Average, Estimate, Factored
+from zerosim.optim.factored import Average, Estimate, Factored, by_parts
 from zerosim.optim.optimizer import Step
 
 LEAST_RMS = 1e-3
@@ -108,11 +109,15 @@ class AdafactorHF(Factored):
         kept *= 1.0 - now.fresh
         kept += now.fresh * (sums / now.divisor)
 
-    def factors(self, device: Device, kept: list[Buffer], mean: float) -> list[Buffer]:
+    def factors(self, device: Device, kept: list[Buffer], means: Sequence[float]) -> list[Buffer]:
         made = [device.alloc(each.shape, each.dtype, Kind.TEMP) for each in kept]
-        for each, root, ratio in zip(kept, made, (mean, 1.0), strict=True):
+        for each, root, ratios in zip(kept, made, (means, [1.0]), strict=True):
             work = KernelWork("adafactorhf_root", VECTOR, 3 * each.numel, each.nbytes, root.nbytes)
-            device.kernels([work], device.backend.elementwise, Rule(inverse_root, ratio, 1.0), each.array, root.array)
+            size = each.numel // len(ratios)
+            rules = [
+                (slice(n * size, (n + 1) * size), Rule(inverse_root, ratio, 1.0)) for n, ratio in enumerate(ratios)
+            ]
+            device.kernels([work], by_parts, device.backend, rules, each.array, root.array)
         return made
 
     def direction(self, xp: Any, u: Array, g: Array, now: Estimate) -> None:

@@ -12,7 +12,8 @@ So a matrix costs r + c + 2 numbers, any other tensor 2, in the compute dtype. I
 is exchanged. The order of the sums depends on the cut, so slices agree with the whole up to rounding.
 U is live for one tensor at a time, as in a loop over tensors, and is therefore computed twice.
 
-Tensors of zero or one dimension store a number for each weight. Those of three or more are refused.
+Tensors of zero or one dimension store a number for each weight. A stack of experts' matrices has an R and a C of each,
+and one RMS, as both libraries have it.
 
 Without fp32 masters sums are exchanged in fp32, and weights are rounded as `rounding.py` says.
 """
@@ -20,15 +21,16 @@ Without fp32 masters sums are exchanged in fp32, and weights are rounded as `rou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import sqrt
 from typing import Any, ClassVar, NamedTuple
 
 from zerosim.backends.kernels import Array, Backend, Rule
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.work import VECTOR, KernelWork
+from zerosim.device.work import VECTOR, KernelWork, work_of
 from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.optim.optimizer import Add, Step
-from zerosim.optim.pieces import LocalPiece, is_matrix, is_no_matrix, local_pieces, rectangles, sums_of
+from zerosim.optim.pieces import LocalPiece, is_matrix, is_no_matrix, local_pieces, matrices_of, rectangles, sums_of
 from zerosim.optim.states import StateArray, sized
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, Overlap
@@ -77,8 +79,9 @@ class Factored:
         """Update an average with sums of squares."""
         raise NotImplementedError
 
-    def factors(self, device: Device, kept: list[Buffer], mean: float) -> list[Buffer]:
-        """Return the factors of the outer product: R and C with R's mean, or values derived from them."""
+    def factors(self, device: Device, kept: list[Buffer], means: Sequence[float]) -> list[Buffer]:
+        """Return the factors of the outer product: R and C with R's mean in each matrix, or values derived from
+        them."""
         return kept
 
     def direction(self, xp: Any, u: Array, g: Array, now: Estimate) -> None:
@@ -113,10 +116,10 @@ class Factored:
 
     # -- a step ---------------------------------------------------------------------------------------
     def step(self, flat: Flat, now: Step, add: Add) -> None:
-        device, stored, count = flat.device, flat.weights().dtype, len(flat.spec.weights)
+        device, stored, count = flat.device, flat.weights().dtype, sum(map(matrices_of, flat.spec.weights))
         held, fresh = local_pieces(self._factors(stored), flat.spec, flat.own), float(now.number) ** -0.8
         dtype = compute_dtype(stored)
-        exact = _zeros(device, count, fp64)  # a sum for each tensor; 0 for tensors on other ranks
+        exact = _zeros(device, count, fp64)  # a sum for each matrix; 0 for tensors on other ranks
         sums = _zeros(device, count + sum(map(sums_of, flat.spec.weights)), dtype)
         for one in held:
             self._add_up(flat, one, now.grad_scale, fresh, sums, exact)
@@ -126,12 +129,14 @@ class Factored:
                 self._take_in(flat, one, fresh, sums, exact)
         del sums
         of_rows = device.backend.to_host(exact.array)
-        means = [float(of_rows[one.which]) / one.weight.shape[0] if one.is_matrix else 1.0 for one in held]
+        means = [
+            [float(total) / one.matrix[0] for total in of_rows[one.numbers]] if one.is_matrix else [1.0] for one in held
+        ]
         for one, mean in zip(held, means, strict=True):
             self._square_update(flat, one, now.grad_scale, mean, exact)
         updates = _exchange(exact, _zeros(device, count, dtype), add)
         for one, mean in zip(held, means, strict=True):
-            of_all = (float(squares[one.which]) / one.weight.numel for squares in (weights, updates))
+            of_all = (float(squares[one.number]) / one.weight.numel for squares in (weights, updates))
             rates = self.rates(now, *map(sqrt, of_all), decays=now.decays(one.weight))
             self._apply(flat, one, now, mean, rates)
 
@@ -156,38 +161,41 @@ class Factored:
             self._average(device, room[0], self._own(flat, one)[0], Average(fresh, 1.0))
 
     def _take_in(self, flat: Flat, one: LocalPiece, fresh: float, sums: Buffer, exact: Buffer) -> None:
-        """Update R and C of one matrix, and return the sum of R."""
-        device, (rows, columns) = flat.device, one.weight.shape
+        """Update R and C of each matrix of a tensor, and return the sums of R."""
+        device, (rows, columns) = flat.device, one.matrix
         (by_row, by_column), (kept_rows, kept_columns) = _sums_of(sums, one), self._own(flat, one)
         self._average(device, by_row, kept_rows, Average(fresh, columns))
         self._average(device, by_column, kept_columns, Average(fresh, rows))
-        device.kernel(rows, device.backend.sum_to, kept_rows.array, one_of(exact, one))
+        sums_of_rows = exact[one.numbers].array
+        work = work_of("sum_to", kept_rows.numel, (kept_rows.array, sums_of_rows))
+        device.kernels([work], device.backend.sum_to, kept_rows.array.reshape(-1, rows), sums_of_rows.reshape(-1, 1))
 
     def _average(self, device: Device, sums: Buffer, kept: Buffer, now: Average) -> None:
         work = self._work("average", 3 * kept.numel, sums.nbytes + kept.nbytes, kept.nbytes)
         device.kernels(work, device.backend.elementwise, Rule(self.average, now, 1.0), sums.array, kept.array)
 
-    def _update(self, flat: Flat, one: LocalPiece, scale: float, mean: float) -> list[Buffer]:
+    def _update(self, flat: Flat, one: LocalPiece, scale: float, means: Sequence[float]) -> list[Buffer]:
         """Compute U of one tensor's slice, in the first of its temporaries."""
         device, grad, kept, room = flat.device, _part(flat.grad_shard, one), self._own(flat, one), self._room(flat, one)
         u, dtype = room[0], flat.weights().dtype
         if one.is_matrix:
-            rows, columns = self.factors(device, kept, mean)
+            rows, columns = self.factors(device, kept, means)
             work = self._work("outer", one.numel, rows.nbytes + columns.nbytes, u.nbytes)
             device.kernels(work, outer, device.backend, one, rows.array, columns.array, u.array)
         else:
             device.kernel(0, device.backend.copy, kept[0].array, u.array)
-        now = Estimate(one.is_matrix, mean, {2: 2.0**-7, 4: 2.0**-23}.get(dtype.itemsize, 2.0**-52))
+        eps = {2: 2.0**-7, 4: 2.0**-23}.get(dtype.itemsize, 2.0**-52)
         work = self._work("update", 4 * one.numel, grad.nbytes + u.nbytes, u.nbytes)
-        device.kernels(work, device.backend.elementwise, Rule(self.direction, now, scale), grad.array, u.array)
+        rules = [(cut, Rule(self.direction, Estimate(one.is_matrix, means[n], eps), scale)) for n, cut in one.cuts()]
+        device.kernels(work, by_parts, device.backend, rules, grad.array, u.array)
         return room
 
-    def _square_update(self, flat: Flat, one: LocalPiece, scale: float, mean: float, exact: Buffer) -> None:
-        u = self._update(flat, one, scale, mean)[0]
+    def _square_update(self, flat: Flat, one: LocalPiece, scale: float, means: Sequence[float], exact: Buffer) -> None:
+        u = self._update(flat, one, scale, means)[0]
         flat.device.kernel(2 * one.numel, flat.device.backend.sum_squares, u.array, one.numel, one_of(exact, one))
 
-    def _apply(self, flat: Flat, one: LocalPiece, now: Step, mean: float, rates: Any) -> None:
-        device, w, room = flat.device, _part(flat.weights(), one), self._update(flat, one, now.grad_scale, mean)
+    def _apply(self, flat: Flat, one: LocalPiece, now: Step, means: Sequence[float], rates: Any) -> None:
+        device, w, room = flat.device, _part(flat.weights(), one), self._update(flat, one, now.grad_scale, means)
         moments = [_part(flat.states[name], one) for name in self.moments]
         storing = None if now.storing is None else now.storing(flat, Overlap(*one[:5]))
         moved = w.nbytes + sum(each.nbytes for each in moments)
@@ -210,8 +218,8 @@ def square(xp: Any, out: Array, x: Array, tiny: float) -> None:
 
 
 def add_to(backend: Backend, one: LocalPiece, squares: Array, by_row: Array, by_column: Array) -> None:
-    """Add the sums of a slice's squares to those of the whole matrix's rows and columns, which start at 0."""
-    for at, row in enumerate(rectangles(one)):
+    """Add the sums of a slice's squares to those of whole matrices' rows and columns, which start at 0."""
+    for at, row in (each for of_one in rectangles(one) for each in enumerate(of_one)):
         values = row.of(squares)
         backend.sum_to(values, by_row[row.row : row.row + row.rows].reshape(row.rows, 1))
         columns = by_column[row.column : row.column + row.columns]
@@ -222,10 +230,16 @@ def add_to(backend: Backend, one: LocalPiece, squares: Array, by_row: Array, by_
 
 
 def outer(backend: Backend, one: LocalPiece, rows: Array, columns: Array, out: Array) -> None:
-    """Return a matrix slice's share of the product of a column of `rows` and a row of `columns`."""
-    for row in rectangles(one):
+    """Return a slice's share of the product of a column of `rows` and a row of `columns`, matrix by matrix."""
+    for row in chain.from_iterable(rectangles(one)):
         down = rows[row.row : row.row + row.rows].reshape(row.rows, 1)
         backend.multiply(down, columns[row.column : row.column + row.columns].reshape(1, row.columns), row.of(out))
+
+
+def by_parts(backend: Backend, rules: Sequence[tuple[slice, Rule]], *arrays: Array) -> None:
+    """Apply each rule to its part of the arrays."""
+    for part, rule in rules:
+        backend.elementwise(rule, *(array[part] for array in arrays))
 
 
 def _zeros(device: Device, numel: int, dtype: DType) -> Buffer:
@@ -243,8 +257,8 @@ def _exchange(exact: Buffer, sums: Buffer, add: Add) -> Any:
 
 
 def one_of(exact: Buffer, one: LocalPiece) -> Array:
-    """Return one tensor's number among all."""
-    return exact[one.which : one.which + 1].array
+    """Return one tensor's number among all: that of its first matrix."""
+    return exact[one.number : one.number + 1].array
 
 
 def _part(buffer: Buffer | None, one: LocalPiece) -> Buffer:
@@ -253,6 +267,6 @@ def _part(buffer: Buffer | None, one: LocalPiece) -> Buffer:
 
 
 def _sums_of(sums: Buffer, one: LocalPiece) -> list[Buffer]:
-    """Return a matrix's sums of rows, and of columns."""
-    rows, columns = one.weight.shape
+    """Return a tensor's sums of rows, and of columns."""
+    rows, columns = (matrices_of(one.weight) * each for each in one.matrix)
     return [sums[one.sums : one.sums + rows], sums[one.sums + rows : one.sums + rows + columns]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Literal, NamedTuple
 
 from zerosim.dtypes import DType
@@ -25,7 +26,7 @@ class StateArray(NamedTuple):
     """One array of states, zeroed before step 1: its name (PyTorch's), its elements, and the padding among them.
 
     follows  what a weight has a number for: its elements, its quantisation blocks, its rows or its columns. A rank with
-             any piece of a matrix has the numbers of all its rows and columns
+             any piece of a matrix, or of a stack of them, has the numbers of all its rows and columns
     of       returns whether a weight has numbers here. Without it all have, where the slice has their elements
     paged    whether it is in pages of the driver (`device/paging.py`)
     """
@@ -44,7 +45,8 @@ class StateArray(NamedTuple):
             return mine.start, mine.stop
         if self.follows == "blocks":
             return mine.start // DYNAMIC8.block, DYNAMIC8.blocks(mine.stop)
-        return 0, mine.weight.shape[0 if self.follows == "rows" else 1]
+        *stack, rows, columns = mine.weight.shape
+        return 0, prod(stack) * (rows if self.follows == "rows" else columns)
 
     def spec(self, weight: WeightSpec) -> WeightSpec:
         """Return the whole state of a weight as a weight, which is cut alike. Ranks that cut the weight have separate

@@ -14,7 +14,8 @@ UNIFORM = ("adam", "adamw", "radam", "adam-sage", "lion", "sophia", "adagrad", "
 """The other optimizers keep the same number of bytes for each parameter of any tensor."""
 
 FACTORED = ("adafactor", "adafactor-hf")
-"""Of a matrix (r, c) they keep r + c numbers, which each rank with a part of it has all of (1804.04235, section 3)."""
+"""Of a matrix (r, c), and of each in a stack, they keep r + c numbers, which each rank with a part has all of
+(1804.04235, section 3)."""
 
 CODED = ("adam8bit", "adam8bit-torchao")
 """Their states are codes of 8 bits, but for small tensors."""
@@ -42,7 +43,7 @@ def state_bytes(
     held = prod(shape) if held is None else held
     if optimizer in FACTORED:
         each = max(each, 4) if optimizer == "adafactor-hf" else each
-        averages = sum(shape) if len(shape) == 2 and held else held
+        averages = _averages(shape) if len(shape) > 1 and held else held
         return (averages + int(momentum != 0) * held) * each
     if optimizer == "muon" and len(shape) > 1 and in_block:
         return each * held
@@ -65,7 +66,14 @@ def padding_bytes(optimizer: str, padding: int, each: int = 4, momentum: float =
 
 def exchanged(optimizer: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return how many numbers each all-reduce has in which ranks with slices of a flat buffer of these tensors complete
-    their sums: k + sum of (r + c), then k, for k tensors. Source: derived, r + c + 2 for a matrix and 2 for another."""
+    their sums: k + sum of (r + c), then k, for k tensors. Source: derived, r + c + 2 for a matrix and 2 for another.
+    Each matrix of a stack counts."""
     if optimizer not in FACTORED:
         return ()
-    return len(shapes) + sum(sum(shape) for shape in shapes if len(shape) == 2), len(shapes)
+    matrices = sum(prod(shape[:-2]) for shape in shapes)
+    return matrices + sum(_averages(shape) for shape in shapes if len(shape) > 1), matrices
+
+
+def _averages(shape: Sequence[int]) -> int:
+    """Return the numbers of rows and columns of a matrix, or of all matrices of a stack."""
+    return prod(shape[:-2]) * sum(shape[-2:])

@@ -119,6 +119,10 @@ def rules(
         yield wrong("partition", f" 'slices': {name} needs whole matrices; choose owner, or leave it out")
     if cut in ("sums", "matrices") and tp > 1:
         yield wrong("tp", f" {tp}: {name} needs whole matrices, which tensor parallelism cuts; choose tp 1")
+    if cut == "sums" and mesh.axes.is_folded:
+        field = "ep" if mesh.ep > 1 else "etp"
+        why = f"{name} needs the sums of whole stacks of experts, which {field} cuts; choose {field} 1, or adamw"
+        yield wrong(field, f" {getattr(mesh, field)}: {why}")
     if OPTIMIZERS[name].estimates_every and tp > 1:
         yield wrong("tp", f" {tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
     if precision.is_pure and cut == "matrices":
