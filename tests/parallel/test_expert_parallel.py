@@ -253,7 +253,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "adapters": (dict(lora_rank=2, lora_target="experts", etp=2), "adapters of experts are whole; choose etp 1"),
     "weighed": (dict(recipe="megatron", weigh_dtype="fp32"), "weights do not multiply experts' results here; leave it"),
     "rows": (dict(lora_rank=2, lora_by_rows=True), "lora_by_rows: no expert has an adapter; choose --lora-target exp"),
-    "none shared": (dict(ranks=4, ep=2, shared_expert_overlap=True), "overlap: llama has no shared experts here, or"),
+    "none shared": (
+        dict(ranks=4, ep=2, shared_expert_overlap=True),
+        "overlap: llama has no shared experts; pass --shared",
+    ),
     "beside nothing": (dict(shared_experts=2, shared_expert_overlap=True), "experts are on every rank; pass --ep 2"),
     "beside gathers": (
         dict(ranks=4, ep=2, shared_experts=2, shared_expert_overlap=True, **GATHER),

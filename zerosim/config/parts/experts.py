@@ -211,7 +211,8 @@ def rules(
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
         yield wrong("dispatcher", f" {experts.dispatcher!r}: all experts are on every rank; pass --ep 2, for one")
     if experts.shared_expert_overlap:
-        why = "" if model.has_shared_experts else f"{model.family} has no shared experts here"
+        can = "; pass --shared-experts 1" if model.decoder.block.mlp.dense else ""
+        why = "" if model.has_shared_experts else f"{model.family} has no shared experts{can}"
         why = why or ("all experts are on every rank; pass --ep 2, for one" if mesh.ep == 1 else "")
         sends = experts.dispatcher
         why = why or (f"dispatcher {sends} runs nothing beside itself; choose alltoall" if sends != "alltoall" else "")
