@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from weakref import ref
 
@@ -64,6 +64,11 @@ class Recorder:
         """Add a stretch, without the deaths since the last event."""
         if self.enabled:
             self._events.append(repeat)
+
+    def again(self, events: Iterable[Event | Repeat]) -> None:
+        """Add what happens again, without the deaths since the last event."""
+        if self.enabled:
+            self._events += events
 
     def watch(self, owner: object, id: int, memory: str) -> None:
         """Record the end of `id` when `owner` dies."""

@@ -23,6 +23,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, WeightGrad, uses_of
 from zerosim.tensor.tensor import Tensor
+from zerosim.train.next_step import NextStep
 from zerosim.train.uploads import open_further, upload
 
 
@@ -252,10 +253,16 @@ def train(
     device: Device,
     first_step: int = 0,
     pipeline: Pipeline = ONE_STAGE,
+    alike: NextStep | None = None,
 ) -> Iterator[list[float]]:
-    """Train on each element of `batches` (one rank's microbatches of one step); yields their losses."""
+    """Train on each element of `batches` (one rank's microbatches of one step); yields their losses. `alike`: records a
+    step that is the one before it again, which has no losses."""
     for step, micro_batches in enumerate(batches, first_step):
-        with device.scope(step=step):
-            losses = train_step(model, micro_batches, strategy, device, pipeline)
+        losses = list[float]()
+        if alike is None or not alike.recorded(strategy.updater.control):
+            with device.scope(step=step):
+                losses = train_step(model, micro_batches, strategy, device, pipeline)
+        if alike is not None:
+            alike.keep()
         device.recorder.drain()
         yield losses

@@ -36,6 +36,7 @@ from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.costs import Costs
 from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.entries import Entries, Entry
+from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.ledger.requests import Refused, RequestLedger
@@ -49,6 +50,7 @@ from zerosim.train.build import Whole, declare
 from zerosim.train.collection import paused
 from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
+from zerosim.train.next_step import NextStep, steps_are_alike
 from zerosim.train.nodes import check_nodes
 from zerosim.train.offload import by_loading, node_memories
 from zerosim.train.owners import spliced
@@ -361,7 +363,11 @@ def _run_rank(
         steps, micro_batches = planned_steps(config), [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, model, step: micro_batches, lambda flat, group: None, saves)
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
-        trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats)
+        ledger, alike = next((one for one in readers if isinstance(one, MemoryLedger)), None), None
+        is_record = world.keep_events or saves is not NONE  # every event is wanted, ids and all
+        if ledger is not None and repeats is not None and not is_record and steps_are_alike(config, skipped):
+            alike = NextStep(ctx.device, ledger)
+        trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats, alike=alike)
         return trained.reports, ctx.device.recorder.history
 
     alone = replace(world, backend="meta", transport="threads", per_process=1, max_running=1)

@@ -20,6 +20,7 @@ from zerosim.tensor.flat import Flat
 from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, Whole, build_rank, place_rank
 from zerosim.train.build_updater import build_updater
+from zerosim.train.next_step import NextStep
 from zerosim.train.offload import loaded
 from zerosim.train.repeated import Rehearsals
 
@@ -70,8 +71,9 @@ def train_rank(
     opened: Opened | None = None,
     whole: Whole | None = None,
     repeats: Rehearsals | None = None,
+    alike: NextStep | None = None,
 ) -> Trained:
-    """Train all steps of `config` on this rank; `whole` and `repeats`: see `build_rank`."""
+    """Train all steps of `config` on this rank; `whole` and `repeats`: see `build_rank`, `alike`: `engine.train`."""
     updater = build_updater(config, inputs.steps, make_control, optimizer)
     model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, whole=whole, repeats=repeats)
     if opened is not None:
@@ -81,7 +83,7 @@ def train_rank(
     losses: list[float] = []
     first = inputs.checkpoints.first
     batches = (inputs.micro_batches(ctx, model, step) for step in range(first, inputs.steps))
-    steps = engine.train(model, batches, strategy, ctx.device, first, pipeline)
+    steps = engine.train(model, batches, strategy, ctx.device, first, pipeline, alike)
     for done, micro_losses in enumerate(steps, first + 1):
         if micro_losses:  # losses arise on the last pipeline stage
             losses.append(sum(micro_losses) / len(micro_losses))
