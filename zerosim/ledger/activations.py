@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zerosim.device.events import Event, Free, Save
+from zerosim.device.events import Event, Free, Save, Scope
 from zerosim.device.stretches import Repeat, Stretch
 
 
@@ -45,27 +45,34 @@ class ActivationLedger:
     def read(self, events: Iterable[Event | Repeat]) -> None:
         for event in events:
             if isinstance(event, Repeat):
-                here, ids = event, event.ids
-                found = here.stretch.once(_saves_of)
-                self.read(here.placed(one) for one in found if type(one) is Save or ids[one.id] in self._charged)
+                (step, phase, block, slot), stretch, ids = event[:3]
+                for module, number, row in stretch.once(_saves_of):
+                    if row is not None or ids[number] in self._charged:
+                        self._take(Scope(step, phase, block + module, slot), ids[number], row)
             elif type(event) is Save:
-                self._save(event)
+                self._take(event.scope, event.id, SavedRow(event.op, event.what, event.nbytes))
             elif isinstance(event, Free) and event.id in self._charged:
-                self._charged.remove(event.id)
-                scope = event.scope
-                if scope.phase == "forward" and (scope.block, "forward") in self._rows:
-                    self._rows[scope.block, "forward"].pop(event.id, None)  # dropped before its forward ended
+                self._take(event.scope, event.id, None)
 
-    def _save(self, event: Save) -> None:
-        scope = event.scope
+    def _take(self, scope: Scope, id: int, row: SavedRow | None) -> None:
+        """Charge a buffer to the op that saved it first; without a row, a charged one is freed."""
+        if row is None:
+            self._charged.remove(id)
+            if scope.phase == "forward" and (scope.block, "forward") in self._rows:
+                self._rows[scope.block, "forward"].pop(id, None)  # dropped before its forward ended
+            return
         where, moment = (scope.block, scope.phase), (scope.step, scope.slot)
         if self._moments.get(where) != moment:
             self._moments[where], self._rows[where] = moment, {}
-        if event.id not in self._charged:
-            self._charged.add(event.id)
-            self._rows[where][event.id] = SavedRow(event.op, event.what, event.nbytes)
+        if id not in self._charged:
+            self._charged.add(id)
+            self._rows[where][id] = row
 
 
-def _saves_of(stretch: Stretch) -> list[Save | Free]:
-    """Return the events of a stretch that this ledger reads."""
-    return [event for event in stretch.events if isinstance(event, (Save, Free))]
+def _saves_of(stretch: Stretch) -> list[tuple[str, int, SavedRow | None]]:
+    """Return the buffers that a stretch saves, with their rows, and those that it frees, by module and number."""
+    return [
+        (one.scope.unit, one.id, SavedRow(one.op, one.what, one.nbytes) if isinstance(one, Save) else None)
+        for one in stretch.events
+        if isinstance(one, (Save, Free))
+    ]

@@ -69,6 +69,9 @@ class Overlap:
 
 def overlapped(entries: Iterable[Entry], chunks: int) -> Iterator[Entry]:
     """Return entries of single kernels in the order that chunks allow."""
+    if chunks == 1:
+        yield from entries
+        return
     order = Overlap(chunks)
     for entry in entries:
         yield from order.take(entry)
