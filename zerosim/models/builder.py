@@ -3,8 +3,8 @@ head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from zerosim.functional.lora import Casts
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
 from zerosim.nn import Tensors, Unit
-from zerosim.nn.alike import alike
+from zerosim.nn.alike import alike, share
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
@@ -28,7 +28,7 @@ from zerosim.nn.layers import TokenTable
 from zerosim.nn.mtp import Further
 from zerosim.placement.block import Block
 from zerosim.placement.mesh import STATES
-from zerosim.placement.spec import is_block
+from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import number_of
 from zerosim.tensor.coded_flat import CodedFlat
 from zerosim.tensor.flat import Flat
@@ -82,6 +82,7 @@ class Builder:
     experts     how tokens get to experts
     mtp         the blocks that predict further tokens
     builds_all  every block has its layers; else only the first of its kind (`nn/alike.py`)
+    declared    the buffers of the declared model, by name, whose specs a rank's own model shares
     """
 
     sizes: ModelConfig
@@ -105,6 +106,7 @@ class Builder:
     experts: ExpertsConfig = DROPLESS
     mtp: MtpConfig = NO_FURTHER
     builds_all: bool = True
+    declared: Mapping[str, FlatSpec] = field(default_factory=dict)
 
     def buffer(self, name: str, module: str, kind: str, axes: tuple[str, ...]) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`), whose states are cut over `axes`."""
@@ -155,8 +157,11 @@ class Builder:
         units, first = dict[int, Unit](), dict[object, Unit]()
         for i in self.numbers(names, count):
             like = first.get(kind := self._kind(i))
-            new = like and alike(like, f"{names}.{i}")
-            units[i] = new or first.setdefault(kind, self.unit(f"{names}.{i}", block, prefix, i, own, reads=reads))
+            if like is None:
+                units[i] = first[kind] = self.unit(f"{names}.{i}", block, prefix, i, own, reads=reads)
+                share(first[kind], self.declared)
+            else:
+                units[i] = alike(like, f"{names}.{i}", self.declared)
         return [self.wrap(i, unit) for i, unit in units.items()]
 
     def _kind(self, number: int) -> object:

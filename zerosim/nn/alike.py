@@ -6,7 +6,7 @@ A model that only says where weights lie needs no layers, and a block that repea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,11 +24,16 @@ class Buffers(NamedTuple):
     leaves: Sequence[Unit] = ()
 
 
-def alike(unit: Unit, name: str) -> Unit:
-    """Return a block called `name`, with buffers and leaves like those of `unit`, and without layers."""
+def alike(unit: Unit, name: str, declared: Mapping[str, FlatSpec]) -> Unit:
+    """Return a block called `name`, with buffers and leaves like those of `unit`, and without layers. Where the buffers
+    of `unit` are those `declared` under their names, so are its own."""
 
     def flats(of: Unit) -> list[Flat]:
-        return [_of_spec(renamed(flat.spec, unit.name, name), flat) for flat in of.flats]
+        return [_of_spec(spec(flat.spec), flat) for flat in of.flats]
+
+    def spec(like: FlatSpec) -> FlatSpec:
+        own = declared.get(name + like.name.removeprefix(unit.name)) if declared.get(like.name) is like else None
+        return own or renamed(like, unit.name, name)
 
     leaves = [
         LeafModule(name + one.name.removeprefix(unit.name), Buffers(flats(one)), no_layers) for one in unit.leaves
@@ -36,6 +41,13 @@ def alike(unit: Unit, name: str) -> Unit:
     for own, leaf in zip(leaves, unit.leaves, strict=True):
         own.branches = leaf.branches
     return Unit(name, Buffers(flats(unit), leaves), no_layers, reads=unit.reads)
+
+
+def share(unit: Unit, declared: Mapping[str, FlatSpec]) -> None:
+    """Give a block's buffers the specs declared under their names, where these are equal."""
+    for flat in unit.all_flats:
+        if declared.get(flat.name) == flat.spec:
+            flat.spec = declared[flat.name]
 
 
 def renamed(spec: FlatSpec, unit: str, other: str) -> FlatSpec:

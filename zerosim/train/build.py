@@ -81,7 +81,9 @@ def build_rank(
     chunks = stage_chunks(config, declared)[mesh.index(ctx.rank, "pp")]
     only = {declared.units[i].name for chunk in chunks for i in chunk}
     first = mesh.index(ctx.rank, *DATA) * config.data.accumulate
-    model = build_model(config, ctx.device, made, first_micro_batch=first, only=only, builds_all=builds_all)
+    model = build_model(
+        config, ctx.device, made, first_micro_batch=first, only=only, builds_all=builds_all, whole=declared
+    )
     model = model.cut(declared, chunks)
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
     layout = layout if make_strategy is None else layout_of(config, declared, strategy)

@@ -30,9 +30,10 @@ def build_model(
     only: Collection[str] | None = None,
     flats: Flats = FLATS,
     builds_all: bool = True,
+    whole: Model | None = None,
 ) -> Model:
     """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these.
-    Unless it `builds_all`, only the first block of a kind can run.
+    Unless it `builds_all`, only the first block of a kind can run. It shares the specs of the `whole` model.
 
     Without a rank's pieces it has the first tensor-parallel rank's cut. Then it cannot run if the run has such a group.
     """
@@ -60,5 +61,6 @@ def build_model(
         config.experts,
         config.mtp,
         builds_all,
+        {} if whole is None or builds_all else {flat.name: flat.spec for flat in whole.flats},
     )
     return BUILDERS[config.model.family](new)
