@@ -20,6 +20,8 @@ from typing import Any
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.compression import goes_on
+from zerosim.config.parts.delayed import is_delayed
 from zerosim.config.parts.paging import moves_pages
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
@@ -38,14 +40,13 @@ Line = tuple[tuple[int, ...], bool]
 def steps_are_alike(config: RunConfig, skipped: Collection[int]) -> bool:
     """Return whether a plan's steps do the same, save for states that the first one makes: no step overflows, updates
     wait for no other step, and neither an allocator's blocks nor a warmup depend on earlier steps."""
-    optimizer = config.optim
     return not (
         skipped
-        or config.grads.late
+        or is_delayed(config.grads)
         or moves_pages(config.memory)
         or not is_exact(config.memory)
-        or config.reduction.compress != "none"
-        or OPTIMIZERS[optimizer.optimizer].estimates_every
+        or goes_on(config.reduction)
+        or OPTIMIZERS[config.optim.optimizer].estimates_every
     )
 
 

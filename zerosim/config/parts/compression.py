@@ -22,6 +22,11 @@ EXCLUSIONS = (
 _FINITE = "the residual waits for later steps, so it must be finite and have one scale"
 
 
+def goes_on(reduction: Reduction) -> bool:
+    """Return whether a step's gradients are sent as earlier steps left it: after a warmup, or with their errors."""
+    return reduction.is_encoded
+
+
 def settles(draft: Draft) -> Mapping[str, str]:
     """Take out a recipe's skipped steps where a residual is kept, its clipping beside 1-bit Adam, and its casts of
     gradients that have no more bits."""

@@ -24,6 +24,11 @@ def steps_unlike(grads: GradMemory, optim: OptimConfig) -> int:
     return int(optim.lazy_states or grads.late > 0)
 
 
+def is_delayed(grads: GradMemory) -> bool:
+    """Return whether an update runs beside a later step."""
+    return grads.late > 0
+
+
 def rules(grads: GradMemory, offload: OffloadConfig) -> Iterator[InputError]:
     """Yield a delay where the device takes the optimizer step."""
     if (late := grads.late) and not offload.cpu_steps:
