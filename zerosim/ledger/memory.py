@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from zerosim.device.events import Alloc, Event, Free, Kernel, Mark, Refusal, Retag, Scope
+from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
 from zerosim.device.stretches import Repeat, Stretch
 from zerosim.placement.memories import DEVICE, HOST
 
 Key = TypeVar("Key")
 MARKS = ("after_init", "end_of_forward", "end_of_backward", "gradients_upcast", "after_step")
+
+UNREAD = (Kernel, Wait, Copy, Launch, Message, Save)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class MemoryLedger:
         """Fold events in order; the peak stands where it first occurs."""
         latest = {event.name: event for event in events if type(event) is Mark}
         for event in events:
-            if type(event) is Kernel:  # the most frequent first: this loop is the cost of recording
+            if type(event) in UNREAD:  # the most frequent first: this loop is the cost of recording
                 continue
             if type(event) is Repeat:
                 self._repeat(event)

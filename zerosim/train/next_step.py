@@ -25,7 +25,7 @@ from zerosim.config.parts.delayed import is_delayed
 from zerosim.config.parts.paging import moves_pages
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
-from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Retag, Save, Scope, Wait
+from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Mark, Message, Retag, Save, Scope, Wait
 from zerosim.device.memory import Exact
 from zerosim.device.stretches import Repeat, Stretch
 from zerosim.ledger.memory import MemoryLedger
@@ -35,6 +35,9 @@ from zerosim.verbs import MESSAGES
 
 Line = tuple[tuple[int, ...], bool]
 """The members of a group that count their calls together, and whether these are messages between two."""
+
+AS_THEY_ARE = (Kernel, Wait, Copy, Message, Mark)
+"""The most frequent events, which change nothing but their step."""
 
 
 def steps_are_alike(config: RunConfig, skipped: Collection[int]) -> bool:
@@ -177,6 +180,9 @@ def _again(events: Sequence[Event | Repeat], heirs: Mapping[int, int], calls: Ma
         if event.scope is not before:
             before = event.scope
             scope = before._replace(step=before.step + 1)
+        if not fills and type(event) in AS_THEY_ARE:
+            found.append(tuple.__new__(type(event), (scope, *event[1:])))  # half the time of _replace
+            continue
         if isinstance(event, Alloc) and event.name:
             states.add(event.id)
             fills += event.memory != NVME
@@ -206,5 +212,5 @@ def _again(events: Sequence[Event | Repeat], heirs: Mapping[int, int], calls: Ma
         elif isinstance(event, (Free, Retag, Save)) and event.id in states:
             return None
         else:
-            found.append(tuple.__new__(type(event), (scope, *event[1:])))  # half the time of _replace
+            found.append(event._replace(scope=scope))
     return None if fills else found
