@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
+from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Mark, Refusal, Retag, Save, Scope, Wait
 from zerosim.device.stretches import Repeat, Stretch
 from zerosim.placement.memories import DEVICE, HOST
 
 Key = TypeVar("Key")
 MARKS = ("after_init", "end_of_forward", "end_of_backward", "gradients_upcast", "after_step")
 
-UNREAD = (Kernel, Wait, Copy, Launch, Message, Save)
+UNREAD = (Kernel, Wait, Copy, Save)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,8 @@ def _in_flight(events: Sequence[Event | Repeat]) -> set[int]:
     for event in events:
         if isinstance(event, Repeat):
             launched, waited = event.stretch.once(_works)
-            found |= {event.ids[number] for number in launched}
-            found -= {event.ids[number] for number in waited}
+            found.update([event.ids[number] for number in launched])
+            found.difference_update([event.ids[number] for number in waited])
         elif isinstance(event, (Launch, Copy)) and event.work is not None:
             found.add(event.work)
         elif isinstance(event, Wait):
@@ -166,10 +166,8 @@ def _in_flight(events: Sequence[Event | Repeat]) -> set[int]:
 
 def _works(stretch: Stretch) -> tuple[list[int], list[int]]:
     """Return the numbers of the works that a stretch launches, and of those it waits for."""
-    events = stretch.events
-    return [one.work for one in events if isinstance(one, Launch)], [
-        one.work for one in events if isinstance(one, Wait)
-    ]
+    launched = [one.work for one in stretch.events if isinstance(one, Launch)]
+    return launched, [one.work for one in stretch.events if isinstance(one, Wait)]
 
 
 def _again(events: Sequence[Event | Repeat], heirs: Mapping[int, int], calls: Mapping[Line, int]) -> list[Any] | None:
@@ -180,8 +178,9 @@ def _again(events: Sequence[Event | Repeat], heirs: Mapping[int, int], calls: Ma
         if event.scope is not before:
             before = event.scope
             scope = before._replace(step=before.step + 1)
-        if not fills and type(event) in AS_THEY_ARE:
-            found.append(tuple.__new__(type(event), (scope, *event[1:])))  # half the time of _replace
+        kind = type(event)
+        if kind in AS_THEY_ARE and not fills:
+            found.append(tuple.__new__(kind, (scope, *event[1:])))  # half the time of _replace
             continue
         if isinstance(event, Alloc) and event.name:
             states.add(event.id)
@@ -193,12 +192,11 @@ def _again(events: Sequence[Event | Repeat], heirs: Mapping[int, int], calls: Ma
         if fills:
             return None
         if isinstance(event, Repeat):
-            lines = {line: (event.calls[line][0], is_message) for line, is_message, _ in event.stretch.once(_lines)}
-            first = [
-                number + (calls[lines[line]] if line in lines else 0) for line, (_, number) in enumerate(event.calls)
-            ]
-            groups = (group for group, _ in event.calls)
-            found.append(event._replace(scope=scope, calls=list(zip(groups, first, strict=True))))
+            placed = list(event.calls)
+            for line, is_message, _ in event.stretch.once(_lines):
+                group, first = placed[line]
+                placed[line] = group, first + calls[group, is_message]
+            found.append(Repeat(scope, *event[1:4], placed))
         elif isinstance(event, Launch):
             more = calls[event.group, event.op in MESSAGES]
             found.append(event._replace(scope=scope, sequence=event.sequence + more))
@@ -212,5 +210,5 @@ def _again(events: Sequence[Event | Repeat], heirs: Mapping[int, int], calls: Ma
         elif isinstance(event, (Free, Retag, Save)) and event.id in states:
             return None
         else:
-            found.append(event._replace(scope=scope))
+            found.append(tuple.__new__(kind, (scope, *event[1:])))
     return None if fills else found
