@@ -255,14 +255,10 @@ def train(
     pipeline: Pipeline = ONE_STAGE,
     alike: NextStep | None = None,
 ) -> Iterator[list[float]]:
-    """Train on each element of `batches` (one rank's microbatches of one step); yields their losses. `alike`: records a
-    step that is the one before it again, which has no losses."""
+    """Train on each of `batches`, a rank's microbatches of a step; yields their losses. `alike` may repeat a step."""
     for step, micro_batches in enumerate(batches, first_step):
-        losses = list[float]()
         if alike is None or not alike.recorded(strategy.updater.control):
             with device.scope(step=step):
                 losses = train_step(model, micro_batches, strategy, device, pipeline)
-        if alike is not None:
-            alike.keep()
         device.recorder.drain()
         yield losses

@@ -35,7 +35,8 @@ from zerosim.verbs import MESSAGES
 
 Line = tuple[tuple[int, ...], bool]
 """The members of a group that count their calls together, and whether these are messages between two."""
-
+Live = Mapping[tuple[str, int], Alloc]
+"""The live buffers by memory and id."""
 AS_THEY_ARE = (Kernel, Wait, Copy, Message, Mark)
 """The most frequent events, which change nothing but their step."""
 
@@ -54,24 +55,28 @@ def steps_are_alike(config: RunConfig, skipped: Collection[int]) -> bool:
 
 
 class NextStep:
-    """The record of a rank's last step, and of the next one. `ledger` reads the device's events."""
+    """The record of a rank's last step, and of the next one. It reads the device's events, as `ledger` does."""
+
+    folds = True
 
     def __init__(self, device: Device, ledger: MemoryLedger) -> None:
         self.device, self.ledger = device, ledger
-        self._began: Mapping[tuple[str, int], Alloc] = {}  # live buffers before the last step, by memory and id
-        self._events: list[Any] = []
+        self._began: Live | None = None  # before the last step
+        self._events: Sequence[Event | Repeat] = []
+        device.recorder.readers += (self,)
 
-    def keep(self) -> None:
-        """Keep the record of the step that ends here."""
-        self._events = self.device.recorder.events
+    def read(self, events: Sequence[Event | Repeat]) -> None:
+        """Keep the record of a step."""
+        self._events = events
 
     def recorded(self, control: StepControl) -> bool:
         """Record the next step, and decide it as the last one. Return False, and record nothing, where the program has
         to run."""
-        self.device.recorder.drain()  # what was placed before the first step is no part of it
+        if self._began is None:
+            self.device.recorder.drain()  # what was placed before the first step is no part of it
         ledgers = {DEVICE: self.ledger, **self.ledger.others}
         live = {(memory, id): alloc for memory, one in ledgers.items() for id, alloc in one.live.items()}
-        events = self._next(live) if self._events else None
+        events = None if self._began is None else self._next(self._began, live)
         self._began = live
         if events is None or (norm := control.reports[-1].grad_norm) is None:
             return False
@@ -79,21 +84,20 @@ class NextStep:
         self.device.recorder.again(events)
         return True
 
-    def _next(self, live: Mapping[tuple[str, int], Alloc]) -> list[Any] | None:
+    def _next(self, began: Live, live: Live) -> list[Any] | None:
         """Return the next step's record, if the last one's tells it."""
-        heirs = _heirs(self._began, live)
-        calls = _calls(self._events)
-        if heirs is None or calls is None or _in_flight(self._events) or not self._fits():
+        heirs, calls = _heirs(began, live), _calls(self._events)
+        if heirs is None or calls is None or _in_flight(self._events) or not self._fits(began):
             return None
         return _again(self._events, heirs, calls)
 
-    def _fits(self) -> bool:
+    def _fits(self, began: Live) -> bool:
         """Return whether the device has room for the most bytes of the next step."""
         allocator = self.device.allocator
         if allocator.capacity is None:
             return True
         assert isinstance(allocator, Exact)
-        sizes = {id: alloc.nbytes for (memory, id), alloc in self._began.items() if memory == DEVICE}
+        sizes = {id: alloc.nbytes for (memory, id), alloc in began.items() if memory == DEVICE}
         highest = total = 0
         for event in self._events:
             if isinstance(event, Repeat):
@@ -107,7 +111,7 @@ class NextStep:
         return allocator.fits(highest)
 
 
-def _heirs(began: Mapping[tuple[str, int], Alloc], live: Mapping[tuple[str, int], Alloc]) -> dict[int, int] | None:
+def _heirs(began: Live, live: Live) -> dict[int, int] | None:
     """Return, for each buffer that the step freed, the buffer like it that outlived the step; None where the step ended
     with other buffers than it began with, besides states."""
     lasting = defaultdict[tuple[Any, ...], deque[int]](deque)

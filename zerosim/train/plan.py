@@ -365,7 +365,8 @@ def _run_rank(
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
         ledger, alike = next((one for one in readers if isinstance(one, MemoryLedger)), None), None
         is_record = world.keep_events or saves is not NONE  # every event is wanted, ids and all
-        if ledger is not None and repeats is not None and not is_record and steps_are_alike(config, skipped):
+        may_repeat = steps > 1 and repeats is not None and not is_record and steps_are_alike(config, skipped)
+        if ledger is not None and may_repeat:
             alike = NextStep(ctx.device, ledger)
         trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats, alike=alike)
         return trained.reports, ctx.device.recorder.history
