@@ -52,7 +52,7 @@ class Laps:
         counts = {len(run.reading.laps) for run in self._runs}
         if len(counts) > 1 or max(counts) < FEWEST or not all(map(_is_on_device, self._runs)):
             return
-        self._left = max(counts)
+        self._left = int(min(max(counts), *(run.may_begin for run in self._runs)))
         for run in self._runs:
             run.may_begin = 0
             launches = (entry for entry in run.reading.entries if isinstance(entry, Launch))

@@ -354,13 +354,14 @@ class Calls:
             together.append(one)
         for one in together:
             one.read += 1
-        seconds = self._takes(call.event) if way.seconds is None else way.seconds
+        seconds = self.takes(call.event) if way.seconds is None else way.seconds
         way.seconds = seconds
         call.start, call.stop = start, start + seconds
         run.end_call(call)
         return True
 
-    def _takes(self, launch: Launch) -> float:
+    def takes(self, launch: Launch) -> float:
+        """Return the seconds of a call, once all have arrived."""
         like = launch.op, launch.group, launch.payload_bytes, launch.algorithm
         if like not in self._seconds:
             self._seconds[like] = self.costs.collective(launch)

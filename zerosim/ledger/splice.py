@@ -121,6 +121,19 @@ class Reading:
         kind.next = count + 1
         return self.work(place, call.work), count + self._likes[place].ahead
 
+    def follow(self, leader: Reading, stop: int) -> None:
+        """Go on where another reading is, of a step that agrees with this one until the place `stop`, where its last
+        lap begins."""
+        self.laps = deque([*leader.laps][:-1])
+        self.laps.append(range(stop, len(self.entries)))
+        self.current, self._number = leader.current, leader._number
+        for kind, its in zip(self._kinds[:stop], leader._kinds, strict=False):
+            kind.begun, kind.next = deque(its.begun, maxlen=kind.most), its.next
+
+    def looks_back(self, leader: Reading, stop: int) -> bool:
+        """Return whether a wait may be for an earlier work than that reading stores."""
+        return any(kind.most > its.most for kind, its in zip(self._kinds[:stop], leader._kinds, strict=False))
+
     def awaited(self, place: int, wait: Wait) -> int:
         """Return the number of the work that is waited for there."""
         return self._kinds[place].begun[-self._likes[place].ago] if self._kinds else wait.work
