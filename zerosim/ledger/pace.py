@@ -88,7 +88,7 @@ class PaceLedger:
         ids, known = repeat.ids, order.gathers
         awaited = [number for number in repeat.stretch.once(_awaited) if ids[number] in known] if known else ()
         template = self._template(repeat, awaited)
-        placed, (_, head, body, arrival, first, gathers) = template.placed(repeat), template
+        placed, (_, _, head, body, arrival, first, gathers) = template.placed(repeat), template
         if head:
             self._take(placed[:head], order)
         last = self.entries[-1] if self.entries else None
@@ -161,11 +161,14 @@ def _template_of(stretch: Stretch, costs: Costs, phase: str, *gathers: int) -> T
     joined = [entry._replace(name="") if isinstance(entry, Busy) else entry for entry in pace.entries]
     left = [order.arrival, order.run] if at < len(each) else []
     parts = [each[:at], joined, *left]
+    modules = dict[str, int]()
     entries = [
-        entry._replace(scope=Scope(unit=entry.scope.unit.removeprefix(BLOCK))) for part in parts for entry in part
+        (entry, modules.setdefault(entry.scope.unit.removeprefix(BLOCK), len(modules)), entry[2:])
+        for entry in chain.from_iterable(parts)
     ]
     head, body, *arrival = accumulate(map(len, parts))
-    return Template(entries, head, body, arrival[0] if left else None, first, order.gathers.difference(gathers))
+    gathered = order.gathers.difference(gathers)
+    return Template([*modules], entries, head, body, arrival[0] if left else None, first, gathered)
 
 
 def _awaited(stretch: Stretch) -> list[int]:

@@ -14,11 +14,11 @@ is cut wherever no phase continues, and each part is spliced by itself.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from zerosim.device.events import Copy, CpuEvent, Launch, Wait
+from zerosim.device.events import Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.ledger.entries import Busy, Entries, Entry
 from zerosim.verbs import MESSAGES
 
@@ -127,12 +127,15 @@ class Reading:
         self.laps = deque([*leader.laps][:-1])
         self.laps.append(range(stop, len(self.entries)))
         self.current, self._number = leader.current, leader._number
-        for kind, its in zip(self._kinds[:stop], leader._kinds, strict=False):
+        for kind, its in self._pairs(leader, stop):
             kind.begun, kind.next = deque(its.begun, maxlen=kind.most), its.next
 
     def looks_back(self, leader: Reading, stop: int) -> bool:
         """Return whether a wait may be for an earlier work than that reading stores."""
-        return any(kind.most > its.most for kind, its in zip(self._kinds[:stop], leader._kinds, strict=False))
+        return any(kind.most > its.most for kind, its in self._pairs(leader, stop))
+
+    def _pairs(self, leader: Reading, stop: int) -> Iterable[tuple[_Kind, _Kind]]:
+        return dict(zip(self._kinds[:stop], leader._kinds, strict=False)).items()
 
     def awaited(self, place: int, wait: Wait) -> int:
         """Return the number of the work that is waited for there."""
@@ -184,30 +187,42 @@ def _cuts(phases: Sequence[Hashable]) -> list[tuple[int, int]]:
     return [*cuts, (start, len(phases))]
 
 
+class _Count:
+    """Works of one kind, as they are counted: how many have begun, and the number of the next call."""
+
+    def __init__(self, kind: Hashable) -> None:
+        self.kind, self.begun, self.next = kind, 0, -1
+
+
 def _likes(entries: Entries) -> list[Like]:
-    found, begun = list[Like](), dict[int, tuple[Hashable, int]]()
-    works, calls, new = defaultdict[Hashable, int](int), dict[Hashable, int](), tuple.__new__
+    found, counts, begun = list[Like](), dict[Hashable, _Count](), dict[int, tuple[_Count, int]]()
+    last, scope, new = Scope(), Scope()[:3], tuple.__new__
     for entry in entries:
-        scope = entry.scope[:3]  # without the microbatch
+        if entry.scope is not last:
+            last = entry.scope
+            scope = last[:3]  # without the microbatch
         if isinstance(entry, Busy):
-            found.append(new(Like, ((scope, *entry[1:]), None, 0, 0)))
+            found.append(new(Like, ((scope, entry[1:]), None, 0, 0)))
             continue
         if isinstance(entry, Wait):
-            kind, number = begun[entry.work]
-            found.append(new(Like, ((scope, entry.by), kind, works[kind] - number, 0)))
+            count, number = begun[entry.work]
+            found.append(new(Like, ((scope, entry.by), count.kind, count.begun - number, 0)))
             continue
         kind = _kind(entry)
+        if (known := counts.get(kind)) is None:
+            known = counts[kind] = _Count(kind)
+        count = known
         if isinstance(entry, Launch):
-            ahead = entry.sequence - calls.setdefault(kind, entry.sequence)
-            calls[kind] += 1
-            found.append(new(Like, ((scope, *entry[2:7], *entry[8:]), kind, 0, ahead)))
+            due = entry.sequence if count.next < 0 else count.next
+            count.next = due + 1
+            found.append(new(Like, ((scope, entry[2:7], entry[8:]), count.kind, 0, entry.sequence - due)))
         elif isinstance(entry, Copy):
             found.append(Like((scope, *entry[1:5], entry.after), None if entry.work is None else kind))
         else:
             found.append(Like(scope, kind) if isinstance(entry, CpuEvent) else Like((scope, *entry[1:])))
         if isinstance(entry, (Launch, Copy, CpuEvent)) and entry.work is not None:
-            begun[entry.work] = kind, works[kind]
-            works[kind] += 1
+            begun[entry.work] = count, count.begun
+            count.begun += 1
     return found
 
 
