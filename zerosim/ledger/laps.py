@@ -77,9 +77,7 @@ class Laps:
         return True
 
     def _shot(self) -> _Shot:
-        times = [list[float]() for _ in self._runs]
-        for run, seen in zip(self._runs, times, strict=True):
-            run.move(lambda time, seen=seen: seen.append(time) or time)  # type: ignore[misc]
+        times = [run.times() for run in self._runs]
         shape = [(len(run.reading.laps) - self._left, *run.shape()) for run in self._runs]
         added = [{name: len(each) for name, each in run.added.items()} for run in self._runs]
         return _Shot(shape, times, added)

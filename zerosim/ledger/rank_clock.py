@@ -144,6 +144,14 @@ class Run:
                     setattr(call, name, to(time))
         self.cpu, self.host = to(self.cpu), to(self.host)
 
+    def times(self) -> list[float]:
+        """Return the times that `move` moves, in its order."""
+        found = [self.now, self.held, self.shared, *chain.from_iterable(self.busy)]
+        found += *self.free.values(), *self.gates.values()
+        for call in self._known():
+            found += [time for time in (call.launched, call.ready, call.start, call.stop) if time >= 0]
+        return [*found, self.cpu, self.host]
+
     def shape(self) -> tuple[object, ...]:
         """Return the state without its times: the place in the lap, and what is in flight."""
         known = [(call.way.line, call.read, call.ready < 0, call.stop < 0) for call in self._known()]
