@@ -40,7 +40,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.laps, lap = 0, Reading.lap
 
-        def counted(reading: Reading) -> Iterator[Entry]:
+        def counted(reading: Reading) -> range:
             self.laps += 1
             return lap(reading)
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerosim.errors import InputError
+from zerosim.ledger.alike import alike
 from zerosim.ledger.costs import Costs
 from zerosim.ledger.entries import Entries
 from zerosim.ledger.laps import Laps
@@ -62,24 +63,35 @@ def simulate(
 
     Raises: InputError if a rank waits for a call that another rank never makes.
     """
-    runs = {rank: Run(rank, paces[rank], mesh, costs, keep_spans) for rank in sorted(set(stands_for))}
-    calls = Calls(runs, stands_for, costs)
-    waiting = deque(runs.values())
+    together = None if keep_spans else alike(paces, stands_for, mesh, costs)
+    if together is None:
+        runs: Mapping[int, Run] = {
+            rank: Run(rank, paces[rank], mesh, costs, keep_spans) for rank in sorted(set(stands_for))
+        }
+    else:
+        _go_on(together.leaders, [together.follows[rank] for rank in stands_for], costs)
+        runs = together.follow()
+    if (stuck := _go_on(runs, stands_for, costs)) is not None:
+        raise InputError(f"rank {stuck.track.rank} waits for a call that another rank never makes")
+    return Timeline({rank: run.track for rank, run in runs.items()})
+
+
+def _go_on(runs: Mapping[int, Run], stands_for: Sequence[int], costs: Costs) -> Run | None:
+    """Let all ranks go on as far as they may. Return one that did not end."""
+    calls, waiting = Calls(runs, stands_for, costs), deque(runs.values())
     laps, stuck = Laps(runs, calls), 0
     while waiting:
         run = waiting.popleft()
         before = run.at
         run.go_on(calls)
+        stuck = 0 if run.ended or run.at > before else stuck + 1
         if not run.ended:
             waiting.append(run)
-            stuck = 0 if run.at > before else stuck + 1
-            if stuck > len(waiting):
-                if not laps.next():
-                    raise InputError(f"rank {run.track.rank} waits for a call that another rank never makes")
-                stuck = 0
-        else:
+        if stuck > len(waiting):
+            if not laps.next():
+                return run
             stuck = 0
-    return Timeline({rank: run.track for rank, run in runs.items()})
+    return None
 
 
 class StepTime(NamedTuple):

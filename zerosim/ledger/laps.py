@@ -23,7 +23,8 @@ from typing import NamedTuple
 from zerosim.device.copies import CONTROL
 from zerosim.device.events import Copy, Launch, Wait
 from zerosim.ledger.entries import Busy
-from zerosim.ledger.rank_clock import Calls, Line, Run
+from zerosim.ledger.lines import Line
+from zerosim.ledger.rank_clock import Calls, Run
 from zerosim.placement.memories import DEVICE
 
 MOST_BACK = 8
@@ -51,12 +52,13 @@ class Laps:
         counts = {len(run.reading.laps) for run in self._runs}
         if len(counts) > 1 or max(counts) < FEWEST or not all(map(_is_on_device, self._runs)):
             return
-        self._left = max(counts)
+        self._left = int(min(max(counts), *(run.may_begin for run in self._runs)))
         for run in self._runs:
             run.may_begin = 0
             launches = (entry for entry in run.reading.entries if isinstance(entry, Launch))
-            for launch in {(run.line(launch), launch.group): launch for launch in launches}.values():
-                for member, line in calls.sides(launch):
+            ways = {(way.line, launch.group): (way, launch) for launch in launches for way in [run.way(launch)]}
+            for way, launch in ways.values():
+                for member, line in calls.sides(way, launch):
                     self._readers[member][line] += 1
 
     def next(self) -> bool:
@@ -75,9 +77,7 @@ class Laps:
         return True
 
     def _shot(self) -> _Shot:
-        times = [list[float]() for _ in self._runs]
-        for run, seen in zip(self._runs, times, strict=True):
-            run.move(lambda time, seen=seen: seen.append(time) or time)  # type: ignore[misc]
+        times = [run.times() for run in self._runs]
         shape = [(len(run.reading.laps) - self._left, *run.shape()) for run in self._runs]
         added = [{name: len(each) for name, each in run.added.items()} for run in self._runs]
         return _Shot(shape, times, added)
@@ -104,9 +104,9 @@ class Laps:
         if times < 1:
             return False
         for run, olds, news, added in zip(self._runs, before.times, now.times, before.added, strict=True):
-            moves = map(float.__ne__, olds, news)
+            moves, host = map(float.__ne__, olds, news), run.host
             run.move(lambda time, moves=moves: time + times * later if next(moves) else time)  # type: ignore[misc]
-            run.repeat(added, times)
+            run.repeat(added, back, times, host)
             for _ in range(times * back):
                 run.reading.laps.popleft()
         self._left -= times * back

@@ -20,7 +20,8 @@ from zerosim.ledger.template import Template
 from zerosim.ledger.tp_overlap import Overlap, overlapped
 from zerosim.placement.memories import DEVICE
 
-READ = (Repeat, Kernel, Launch, Wait, Copy, CpuEvent)
+OTHERS = (Repeat, Launch, Wait, Copy, CpuEvent)
+READ = frozenset({Kernel, *OTHERS})
 BLOCK = "h.0"
 """Any block: a template's entries are found in it."""
 FORWARD, BACKWARD, SAVE = Phase.FORWARD.value, Phase.BACKWARD.value, Phase.SAVE.value
@@ -65,19 +66,21 @@ class PaceLedger:
 
     def _entries(self, events: Iterable[Event | Repeat]) -> Iterator[Entry | Repeat]:
         """Return the step's stretches, and one entry for each kernel."""
+        detail, its = self.detail, self.step
         for event in events:
-            if self.detail and isinstance(event, (Alloc, Free)) and event.memory == DEVICE:
+            if detail and isinstance(event, (Alloc, Free)) and event.memory == DEVICE:
                 self._count(event)
-                if event.scope.step == self.step:
+                if event.scope.step == its:
                     yield Live(event.scope, self._live)
-            if type(event) not in READ or event.scope.step != self.step:  # faster than isinstance
+            if type(event) not in READ:  # faster than isinstance
                 continue
-            if event.scope.phase == SAVE:  # the step has ended
+            step, phase, _, _ = event.scope
+            if step != its or phase == SAVE:  # the step has ended
                 continue
             if isinstance(event, Kernel):
                 if event.work is None:  # a collective's own sums are part of it
                     yield self._busy(event)
-            elif isinstance(event, READ) and not (isinstance(event, Copy) and event.purpose == "staging"):
+            elif isinstance(event, OTHERS) and not (isinstance(event, Copy) and event.purpose == "staging"):
                 yield event
 
     def _one_by_one(self, entry: Entry | Repeat) -> Sequence[Entry]:
@@ -88,7 +91,7 @@ class PaceLedger:
         ids, known = repeat.ids, order.gathers
         awaited = [number for number in repeat.stretch.once(_awaited) if ids[number] in known] if known else ()
         template = self._template(repeat, awaited)
-        placed, (_, head, body, arrival, first, gathers) = template.placed(repeat), template
+        placed, (_, _, head, body, arrival, first, gathers) = template.placed(repeat), template
         if head:
             self._take(placed[:head], order)
         last = self.entries[-1] if self.entries else None
@@ -161,11 +164,14 @@ def _template_of(stretch: Stretch, costs: Costs, phase: str, *gathers: int) -> T
     joined = [entry._replace(name="") if isinstance(entry, Busy) else entry for entry in pace.entries]
     left = [order.arrival, order.run] if at < len(each) else []
     parts = [each[:at], joined, *left]
+    modules = dict[str, int]()
     entries = [
-        entry._replace(scope=Scope(unit=entry.scope.unit.removeprefix(BLOCK))) for part in parts for entry in part
+        (entry, modules.setdefault(entry.scope.unit.removeprefix(BLOCK), len(modules)), entry[2:])
+        for entry in chain.from_iterable(parts)
     ]
     head, body, *arrival = accumulate(map(len, parts))
-    return Template(entries, head, body, arrival[0] if left else None, first, order.gathers.difference(gathers))
+    gathered = order.gathers.difference(gathers)
+    return Template([*modules], entries, head, body, arrival[0] if left else None, first, gathered)
 
 
 def _awaited(stretch: Stretch) -> list[int]:

@@ -14,11 +14,11 @@ is cut wherever no phase continues, and each part is spliced by itself.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from zerosim.device.events import Copy, CpuEvent, Launch, Wait
+from zerosim.device.events import Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.ledger.entries import Busy, Entries, Entry
 from zerosim.verbs import MESSAGES
 
@@ -54,12 +54,30 @@ class Spliced:
 
     def __iter__(self) -> Iterator[Entry]:
         reading = Reading(self)
-        return chain.from_iterable(reading.lap() for _ in self.laps)
+        for place in chain.from_iterable(reading.lap() for _ in self.laps):
+            entry = self.entries[place]
+            if isinstance(entry, Wait):
+                entry = entry._replace(work=reading.awaited(place, entry))
+            elif isinstance(entry, Launch):
+                work, number = reading.call(place, entry)
+                entry = entry._replace(work=work, sequence=number)
+            elif isinstance(entry, (Copy, CpuEvent)) and entry.work is not None:
+                entry = entry._replace(work=reading.work(place, entry.work))
+            yield entry
+
+
+class _Kind:
+    """Works of one kind as they are read: so many of them as a later wait may be for, and the number of the next
+    call."""
+
+    def __init__(self) -> None:
+        self.most, self.begun, self.next = 0, deque[int](), -1
 
 
 class Reading:
     """One pass through a step, lap by lap: what comes before a cycle, each of its repeats, and what comes then. Laps
-    may be left out: works and calls are numbered as they come. A step that is not spliced is one lap.
+    may be left out: works and calls are numbered as they come. A step that is not spliced is one lap, and has its
+    numbers.
 
     entries   what the laps repeat
     laps      those to come, after the `current` one
@@ -69,42 +87,59 @@ class Reading:
         if not isinstance(step, Spliced):
             step = Spliced(list(step), (), [(range(len(step)), 1)])
         self.entries, self._likes, self.laps = step.entries, step.likes, deque(step.laps)
-        self.current, self._number, self._calls = range(0), 0, dict[Hashable, int]()
-        most = defaultdict[Hashable, int](int)  # how many works ago a wait's work began, at most
-        for like in self._likes:
-            most[like.work] = max(most[like.work], like.ago)
-        self._begun = {kind: deque[int](maxlen=ago) for kind, ago in most.items()}
+        self.current, self._number, known = range(0), 0, defaultdict[Hashable, _Kind](_Kind)
+        self._kinds = [known[like.work] for like in self._likes]
+        for kind, like in zip(self._kinds, self._likes, strict=True):
+            kind.most = max(kind.most, like.ago)
+        self._known = known.values()
+        for kind in self._known:
+            kind.begun = deque(maxlen=kind.most)
 
-    def lap(self) -> Iterator[Entry]:
-        """Return the next lap's entries, with their works and calls numbered anew."""
+    def lap(self) -> range:
+        """Begin the next lap, and return the places of its entries."""
         self.current = self.laps.popleft()
-        return self._numbered() if self._likes else iter(self.entries)
+        return self.current
 
     def pending(self) -> list[int]:
         """Return the works for which a later entry may wait."""
-        return list(chain.from_iterable(self._begun.values()))
+        return list(chain.from_iterable(kind.begun for kind in self._known))
 
-    def _numbered(self) -> Iterator[Entry]:
-        begun, calls, new = self._begun, self._calls, tuple.__new__  # half the time of a named tuple's own
-        for place in self.current:
-            entry = self.entries[place]
-            if isinstance(entry, Busy):  # the most frequent, and numbered by nothing
-                yield entry
-                continue
-            _, kind, ago, ahead = self._likes[place]
-            if isinstance(entry, Wait):
-                yield new(Wait, (entry.scope, begun[kind][-ago], entry.by))
-                continue
-            if isinstance(entry, (Launch, Copy, CpuEvent)) and entry.work is not None:
-                self._number = number = self._number + 1
-                begun[kind].append(number)
-                if isinstance(entry, Launch):
-                    count = calls.setdefault(kind, entry.sequence)
-                    calls[kind] = count + 1
-                    entry = new(Launch, (entry.scope, number, *entry[2:7], count + ahead, *entry[8:]))
-                else:
-                    entry = entry._replace(work=number)
-            yield entry
+    def work(self, place: int, work: int) -> int:
+        """Return the number of the work that begins there."""
+        if not self._kinds:
+            return work
+        self._number = number = self._number + 1
+        self._kinds[place].begun.append(number)
+        return number
+
+    def call(self, place: int, call: Launch) -> tuple[int, int]:
+        """Return the number of the call's work, and its own."""
+        if not self._kinds:
+            return call.work, call.sequence
+        kind = self._kinds[place]
+        count = call.sequence if kind.next < 0 else kind.next
+        kind.next = count + 1
+        return self.work(place, call.work), count + self._likes[place].ahead
+
+    def follow(self, leader: Reading, stop: int) -> None:
+        """Go on where another reading is, of a step that agrees with this one until the place `stop`, where its last
+        lap begins."""
+        self.laps = deque([*leader.laps][:-1])
+        self.laps.append(range(stop, len(self.entries)))
+        self.current, self._number = leader.current, leader._number
+        for kind, its in self._pairs(leader, stop):
+            kind.begun, kind.next = deque(its.begun, maxlen=kind.most), its.next
+
+    def looks_back(self, leader: Reading, stop: int) -> bool:
+        """Return whether a wait may be for an earlier work than that reading stores."""
+        return any(kind.most > its.most for kind, its in self._pairs(leader, stop))
+
+    def _pairs(self, leader: Reading, stop: int) -> Iterable[tuple[_Kind, _Kind]]:
+        return dict(zip(self._kinds[:stop], leader._kinds, strict=False)).items()
+
+    def awaited(self, place: int, wait: Wait) -> int:
+        """Return the number of the work that is waited for there."""
+        return self._kinds[place].begun[-self._likes[place].ago] if self._kinds else wait.work
 
 
 def spliced(few: Entries, more: Entries, times: int) -> Spliced | None:
@@ -152,30 +187,42 @@ def _cuts(phases: Sequence[Hashable]) -> list[tuple[int, int]]:
     return [*cuts, (start, len(phases))]
 
 
+class _Count:
+    """Works of one kind, as they are counted: how many have begun, and the number of the next call."""
+
+    def __init__(self, kind: Hashable) -> None:
+        self.kind, self.begun, self.next = kind, 0, -1
+
+
 def _likes(entries: Entries) -> list[Like]:
-    found, begun = list[Like](), dict[int, tuple[Hashable, int]]()
-    works, calls, new = defaultdict[Hashable, int](int), dict[Hashable, int](), tuple.__new__
+    found, counts, begun = list[Like](), dict[Hashable, _Count](), dict[int, tuple[_Count, int]]()
+    last, scope, new = Scope(), Scope()[:3], tuple.__new__
     for entry in entries:
-        scope = entry.scope[:3]  # without the microbatch
+        if entry.scope is not last:
+            last = entry.scope
+            scope = last[:3]  # without the microbatch
         if isinstance(entry, Busy):
-            found.append(new(Like, ((scope, *entry[1:]), None, 0, 0)))
+            found.append(new(Like, ((scope, entry[1:]), None, 0, 0)))
             continue
         if isinstance(entry, Wait):
-            kind, number = begun[entry.work]
-            found.append(new(Like, ((scope, entry.by), kind, works[kind] - number, 0)))
+            count, number = begun[entry.work]
+            found.append(new(Like, ((scope, entry.by), count.kind, count.begun - number, 0)))
             continue
         kind = _kind(entry)
+        if (known := counts.get(kind)) is None:
+            known = counts[kind] = _Count(kind)
+        count = known
         if isinstance(entry, Launch):
-            ahead = entry.sequence - calls.setdefault(kind, entry.sequence)
-            calls[kind] += 1
-            found.append(new(Like, ((scope, *entry[2:7], *entry[8:]), kind, 0, ahead)))
+            due = entry.sequence if count.next < 0 else count.next
+            count.next = due + 1
+            found.append(new(Like, ((scope, entry[2:7], entry[8:]), count.kind, 0, entry.sequence - due)))
         elif isinstance(entry, Copy):
             found.append(Like((scope, *entry[1:5], entry.after), None if entry.work is None else kind))
         else:
             found.append(Like(scope, kind) if isinstance(entry, CpuEvent) else Like((scope, *entry[1:])))
         if isinstance(entry, (Launch, Copy, CpuEvent)) and entry.work is not None:
-            begun[entry.work] = kind, works[kind]
-            works[kind] += 1
+            begun[entry.work] = count, count.begun
+            count.begun += 1
     return found
 
 

@@ -8,7 +8,7 @@ works and calls.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.device.events import Launch, Scope, Wait
 from zerosim.device.stretches import Repeat
@@ -16,8 +16,9 @@ from zerosim.ledger.entries import Busy, Entry
 
 
 class Template(NamedTuple):
-    """The entries of a stretch in one phase. Their scopes name modules, and their works are numbers of the pass.
-    Several kernels as one entry have no name. The entries' parts end at these places:
+    """The entries of a stretch in one phase, each with the number of its scope's module and its fields after the second
+    one. Their works are numbers of the pass. Several kernels as one entry have no name. The entries' parts end at these
+    places:
 
     head     single kernels and calls, to put in order after earlier entries
     body     entries that follow in this order, with the kernels of one module as one entry
@@ -27,7 +28,8 @@ class Template(NamedTuple):
     gathers.
     """
 
-    entries: Sequence[Entry]
+    modules: Sequence[str]
+    entries: Sequence[tuple[Entry, int, tuple[Any, ...]]]
     head: int
     body: int
     arrival: int | None
@@ -37,20 +39,17 @@ class Template(NamedTuple):
     def placed(self, repeat: Repeat) -> list[Entry]:
         """Return the entries as they are in this repeat."""
         step, phase, block, slot = repeat.scope
-        ids, scopes, found, new = repeat.ids, dict[str, Scope](), list[Entry](), tuple.__new__  # half the time of _make
-        for entry in self.entries:
-            module = entry.scope.unit
-            scope = scopes.get(module)
-            if scope is None:
-                scope = scopes[module] = new(Scope, (step, phase, block + module, slot))
-            if type(entry) is Busy:
-                found.append(new(Busy, (scope, entry.name or scope.unit, *entry[2:])))
-            elif type(entry) is Wait:
+        ids, found, new = repeat.ids, list[Entry](), tuple.__new__  # half the time of _make
+        scopes = [new(Scope, (step, phase, block + module, slot)) for module in self.modules]
+        for entry, module, rest in self.entries:
+            scope = scopes[module]
+            if isinstance(entry, Busy):
+                found.append(new(Busy, (scope, entry.name or scope.unit, *rest)))
+            elif isinstance(entry, Wait):
                 found.append(new(Wait, (scope, ids[entry.work], entry.by)))
-            elif type(entry) is Launch:
+            elif isinstance(entry, Launch):
                 group, first = repeat.calls[entry.group[0]]
-                call = ids[entry.work], *entry[2:6], group, first + entry.sequence, *entry[8:]
-                found.append(new(Launch, (scope, *call)))
+                found.append(new(Launch, (scope, ids[entry.work], *rest[:4], group, first + entry.sequence, *rest[6:])))
             else:
                 found.append(entry._replace(scope=scope))  # a copy
         return found
