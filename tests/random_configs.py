@@ -43,6 +43,8 @@ SIZES = (
 NOT_DRAWN = (
     *(
         "backend",
+        "batched_flash",
+        "capture_graphs",
         "world",
         "ranks_per_process",
         "data",

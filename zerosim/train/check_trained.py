@@ -32,7 +32,7 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
             near = did_you_mean(word, known, nearest(word, names))
             yield wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
     gate, up, _ = FEED_FORWARD
-    if renames(config.model.decoder.block, tuning) and (given := {gate, up} & {*tuning.targets}) and len(given) == 1:
+    if maps and renames(config.model.decoder.block, tuning) and len({gate, up} & {*tuning.targets}) == 1:
         why = "in an expert's stack gate and up are one weight, and PEFT adapts both or none; choose gate,up"
         yield wrong("lora_target", f" {tuning.lora_target!r}: {why}")
     if tuning.base is not None and not any(flat.format for flat in model.flats):
