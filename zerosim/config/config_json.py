@@ -13,22 +13,30 @@ from zerosim.config.inputs import read_json
 from zerosim.config.parts.model import ModelConfig
 
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3")
-_MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "gpt_oss", "llama4_text", *_DEEPSEEK)
-_LOCAL = ("mixtral", "gpt_oss", "llama4_text")
+_LOCAL = ("mixtral", "gpt_oss", "llama4_text", "granitemoe")
+_MIXED = ("qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", *_LOCAL, *_DEEPSEEK)
 _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "kv_heads": {"falcon": ("num_kv_heads",)},
         "experts": {
             **dict.fromkeys(_LOCAL, ("num_local_experts",)),
-            **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), ("num_experts",)),
+            **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "hunyuan_v1_moe"), ("num_experts",)),
             **dict.fromkeys(("glm4_moe", *_DEEPSEEK), ("n_routed_experts",)),
+            "ernie4_5_moe": ("moe_num_experts",),
         },
-        "top_k": dict.fromkeys(_MIXED, ("num_experts_per_tok",)),
+        "top_k": {
+            **dict.fromkeys(_MIXED, ("num_experts_per_tok",)),
+            "ernie4_5_moe": ("moe_k",),
+            "hunyuan_v1_moe": ("moe_topk",),
+        },
         "expert_ffn": {
-            **dict.fromkeys(_MIXED, ("moe_intermediate_size",)),
-            **dict.fromkeys(("olmoe", *_LOCAL), ("intermediate_size",)),
+            **dict.fromkeys(("ernie4_5_moe", *_MIXED), ("moe_intermediate_size",)),
+            **dict.fromkeys(("olmoe", "hunyuan_v1_moe", *_LOCAL), ("intermediate_size",)),
         },
-        "shared_experts": dict.fromkeys(("glm4_moe", *_DEEPSEEK), ("n_shared_experts",)),
+        "shared_experts": {
+            **dict.fromkeys(("glm4_moe", *_DEEPSEEK), ("n_shared_experts",)),
+            "ernie4_5_moe": ("moe_num_shared_experts",),
+        },
         "dropout": {
             **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
             **dict.fromkeys(("gpt_neox", "bloom"), ("attention_dropout", "hidden_dropout")),
@@ -130,6 +138,12 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "gemma2": uncapped,
         "gemma3_text": {**uncapped, "rope_local_base_freq": model.rope_base},
         "granite": {"attention_multiplier": head**-0.5},
+        "granitemoe": {"attention_multiplier": head**-0.5},
+        "hunyuan_v1_moe": {"head_dim": head},
+        "ernie4_5_moe": {
+            "moe_layer_start_index": numbers.dense_first,
+            "moe_layer_interval": numbers.experts_every,
+        },
         "smollm3": {"no_rope_layers": [1] * layers, **full},
         "cohere": {"logit_scale": 1.0},
         "gptj": {"rotary_dim": head},

@@ -216,5 +216,5 @@ def _block_names(block: Block) -> set[str]:
         names |= {f"{target.weight}.weight", *([f"{target.weight}.bias"] if target.map.bias else [])}
     names |= {block.attention.named("sinks")} if block.sinks else set()
     if block.qk_norm and block.qk_norm != "plain":
-        names |= {block.attention.named(f"{one}_norm.weight") for one in "qk"}
+        names |= {block.attention.named(f"{one}.weight") for one in block.qk_names}
     return {name for name in names if not name.startswith(".")}

@@ -58,10 +58,10 @@ class Attention:
         self.num_heads, self.num_kv_heads = sizes.heads // maps.size, sizes.kv_heads // pieces_of(here, "kv_heads")
         self.columns = into_columns(here, number, branch.columns)
         self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
+        norms, rotary = self._norms(here), self._rotary(here, kind)
         self.placed = [
             *self._held(here),
-            *self._norms(here),
-            *self._rotary(here, kind),
+            *(rotary + norms if here.block.rotates_first else norms + rotary),
             *self._plain(here, kind),
             *before_kernel(here),
             *self._repeated(here),

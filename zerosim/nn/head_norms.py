@@ -8,7 +8,7 @@ from zerosim.tensor.tensor import Parameter, Tensor
 
 
 class HeadNorms:
-    """Norms of q and k in q|k|v, named q_norm and k_norm. Shapes: x and y (B, T, columns of q|k|v).
+    """Norms of q and k in q|k|v. Shapes: x and y (B, T, columns of q|k|v).
 
     With one weight for every head (head_dim) each rank computes its heads' share of the gradient. Weights over all
     heads, and weights of each head (heads, head_dim), are cut like the heads.
@@ -25,7 +25,7 @@ class HeadNorms:
             return
         each = sizes.head_dim
         fill, summed = 0.0 if self.plus_one else 1.0, maps.axes if self.kind == "head" else ()
-        for name, heads in (("q_norm", sizes.heads), ("k_norm", sizes.kv_heads)):
+        for name, heads in zip(here.block.qk_names, (sizes.heads, sizes.kv_heads), strict=True):
             shape = {"head": (each,), "all": (heads * each,), "heads": (heads, each)}[self.kind]
             splits = () if self.kind == "head" else maps.split(shape, 0, pieces=min(heads, maps.size))
             self.weights.append(here.beside(name).declare("weight", shape, fill=fill, splits=splits, summed=summed))

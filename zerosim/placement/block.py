@@ -113,7 +113,8 @@ class Experts(NamedTuple):
               number, whose sigmoid multiplies their result
     biased    the router has biases of the scores, by which experts are chosen but not weighed (`BALANCE`)
     stored    an expert's maps in released files, in the order of the stacks' outputs: {} is its number. Empty: stacks
-    module    the feed-forward's name in these files, if it is another one
+    in_files  parts of names here, each with what these files have in its place
+    row_of_biases  the biases are one row, (1, E), in these files
     """
 
     router: Literal["softmax", "sigmoid", "softmax of chosen"] = "softmax"
@@ -130,7 +131,8 @@ class Experts(NamedTuple):
     shared_gate: str = ""
     biased: bool = False
     stored: tuple[str, ...] = ("experts.{}.gate_proj", "experts.{}.up_proj", "experts.{}.down_proj")
-    module: str = ""
+    in_files: tuple[tuple[str, str], ...] = ()
+    row_of_biases: bool = False
 
 
 class Branch(NamedTuple):
@@ -220,9 +222,11 @@ class Block(NamedTuple):
     rounds_last  RMS norms multiply by their weight before they round, as OLMo 2's modules do; `eager` saves more then
     norms_sum  the norm after a branch norms x + branch, which goes on normed (post-norm)
     between   the feed-forward's function
-    qk_norm   norms of q and k, named q_norm and k_norm: 'head' the block's norm of each head, 'all' of all columns of
+    qk_norm   norms of q and k: 'head' the block's norm of each head, 'all' of all columns of
               each, 'heads' of each head with weights of its own, 'plain' of each head without weights, of those that
               have been rotated; '' none
+    qk_names  the names of the two norms with weights
+    rotates_first  these norms read q and k that have been rotated
     parallel  the branches read the same x, and are added together. A second branch with the first one's norm reads its
               result
     dropout   attention's scores and all branches have dropout; `inner_dropout`: the feed-forward's function too
@@ -242,6 +246,8 @@ class Block(NamedTuple):
     norm: Literal["layer", "layer without bias", "rms", "rms + 1"]
     between: Between
     qk_norm: Literal["", "head", "all", "heads", "plain"] = ""
+    qk_names: tuple[str, str] = ("q_norm", "k_norm")
+    rotates_first: bool = False
     parallel: bool = False
     dropout: bool = False
     core: Literal["heads", "latent"] = "heads"

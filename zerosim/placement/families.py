@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from zerosim.placement.block import (
+    BALANCE,
     Between,
     Block,
     Branch,
@@ -167,7 +168,8 @@ def _experts(row: Decoder, experts: Experts, *, renames: bool = True) -> Decoder
 
 
 MIXTRAL = _experts(
-    LLAMA, Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"), module="block_sparse_moe")
+    LLAMA,
+    Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"), in_files=((".mlp.", ".block_sparse_moe."),)),
 )
 QWEN2_MOE = _experts(
     QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"), renames=False
@@ -191,6 +193,35 @@ LLAMA4 = _experts(
     ),
     renames=False,
 )._replace(interleaved=True)
+ERNIE4_5_MOE = _experts(
+    LLAMA,
+    Experts(
+        shared="shared_experts",
+        biased=True,
+        is_wide=True,
+        in_files=((f".gate.{BALANCE}", f".moe_statics.{BALANCE}"),),
+        row_of_biases=True,
+    ),
+)._replace(interleaved=True, tied=True)
+HUNYUAN_V1_MOE = _experts(
+    _blocks(LLAMA, qk_norm="head", qk_names=("query_layernorm", "key_layernorm"), rotates_first=True),
+    Experts(gate="gate.wg", is_wide=True, shared="shared_mlp"),
+)
+GRANITEMOE = _experts(
+    _blocks(LLAMA, mlp=_MLP._replace(name="block_sparse_moe")),
+    Experts(
+        "softmax of chosen",
+        normed=False,
+        gate="router",
+        stored=(),
+        in_files=(
+            (".experts.gate_up_proj", ".input_linear.weight"),
+            (".experts.down_proj", ".output_linear.weight"),
+            (".router.weight", ".router.layer.weight"),
+        ),
+    ),
+    renames=False,
+)
 WITH_EXPERTS: Mapping[str, Experts] = MappingProxyType(
     {
         "gpt": Experts(stacks=("experts.c_fc", "experts.c_proj"), layout="in_out", shared="shared_experts"),
@@ -428,6 +459,9 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "qwen3_moe": QWEN3_MOE,
         "olmoe": OLMOE,
         "glm4_moe": GLM4_MOE,
+        "ernie4_5_moe": ERNIE4_5_MOE,
+        "hunyuan_v1_moe": HUNYUAN_V1_MOE,
+        "granitemoe": GRANITEMOE,
     }
 )
 """Every family with blocks."""

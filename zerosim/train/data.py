@@ -23,6 +23,7 @@ from zerosim.errors import InputError
 from zerosim.models import peft
 from zerosim.models.model import Shapes, check_names, check_shapes
 from zerosim.models.released import OnDemand, read_released
+from zerosim.models.stacks import names_here
 from zerosim.placement.block import BALANCE
 from zerosim.tensor.rng import generator
 from zerosim.train.tokens import BYTES, Tokens, check_ids
@@ -111,7 +112,7 @@ def read_start(config: RunConfig, shapes: Shapes) -> Mapping[str, Any]:
     """
     weights, found = config.data.weights, dict[str, Any]()
     if weights is not None and any(name.endswith(BALANCE) for name in shapes):
-        there = _names(weights)  # biases that are not in a file are 0
+        there = names_here(_names(weights), config.model)  # biases that are not in a file are 0
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(BALANCE) or name in there}
     base = {name: shape for name, shape in shapes.items() if not is_adapter(name)}
     released = dict[str, Callable[[], Any]]()

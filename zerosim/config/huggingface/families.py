@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
 from zerosim.config.huggingface.draft import Rule
+from zerosim.config.huggingface.hunyuan import hunyuan_experts, stretched_rope
 from zerosim.config.huggingface.latent import latent_attention, limited_groups, yarn_scores
 from zerosim.config.huggingface.llama4 import llama4_attention, one_shared, some_experts
 from zerosim.config.huggingface.rope import read_rope
@@ -23,6 +24,7 @@ from zerosim.config.huggingface.rows import (
     dropouts,
     experts,
     falcon,
+    from_block,
     groups_of_experts,
     only,
     padded_positions,
@@ -36,6 +38,7 @@ from zerosim.config.huggingface.rows import (
     unless,
     unscaled_scores,
     whole_embedding,
+    without,
 )
 
 Names = Mapping[str, tuple[str, ...]]
@@ -101,6 +104,7 @@ _SOME_DENSE = {
     "layer_types": None,
     **_AUXILIARY,
 }
+_GRANITE = dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0)
 _COHERE = {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
 _DEEPSEEK = {
     **_LLAMA,
@@ -231,8 +235,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "olmo2": Family(_COMMON, {**_LLAMA, "rms_norm_eps": 1e-5}, (*_SILU, _BIAS, read_rope)),
     "granite": Family(
         _COMMON,
-        {**_LLAMA, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
-         "attention_multiplier": 1.0},
+        {**_LLAMA, **_GRANITE},
         (*_SILU, *_BIASES, read_rope, read_numbers),
     ),
     "seed_oss": Family(
@@ -326,6 +329,26 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False},
         (*_SILU, biases("attention_bias", "columns"), unless("use_qk_norm", False, qk_norm="head"), read_rope,
          some_dense, experts("n_routed_experts", "moe_intermediate_size", "n_shared_experts"), groups_of_experts),
+    ),
+    "ernie4_5_moe": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True, "num_key_value_heads": 4,
+         "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2,
+         "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1, **_AUXILIARY},
+        (activation("hidden_act"), only("use_bias", False), read_rope, from_block, only("moe_norm_min", 1e-12),
+         only("moe_gate", "topk"), only("moe_gate_act", "softmax"), only("moe_use_aux_free", True),
+         without("moe_capacity"),
+         experts("moe_num_experts", "moe_intermediate_size", "moe_num_shared_experts", gate="", chosen="moe_k")),
+    ),
+    "hunyuan_v1_moe": Family(  # the second line of rules: keys of its first code, which transformers does not read
+        _COMMON, {**_LLAMA, "rms_norm_eps": 1e-5, "num_experts": 1, "moe_topk": 1},
+        (*_SILU, _BIAS, stretched_rope, hunyuan_experts,
+         only("use_qk_norm", True), only("use_mixed_mlp_moe", True), only("norm_topk_prob", True),
+         only("use_cla", False), only("use_mla", False), only("position_embedding_xdrope", False)),
+    ),
+    "granitemoe": Family(
+        _COMMON, {**_LLAMA, **_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2, **_AUXILIARY},
+        (*_SILU, _BIAS, read_rope, read_numbers, experts("num_local_experts", "intermediate_size", gate="")),
     ),
     "deepseek_v2": Family(
         _LATENT,

@@ -227,16 +227,25 @@ def t5_head(keys: Keys, draft: Draft) -> Draft:
     return draft if scaled is not False else draft._replace(decoder=draft.decoder._replace(scales_head=False))
 
 
-def experts(number: str, width: str, shared: str = "", gate: str = "norm_topk_prob", *, of_width: bool = False) -> Rule:
-    """Return the rule that reads the experts by the family's keys: their `number` and `width`, and of `shared` ones
-    their number or, `of_width`, the width of all. `gate`: the key that says whether weights are divided by their
-    sum."""
+def experts(
+    number: str,
+    width: str,
+    shared: str = "",
+    gate: str = "norm_topk_prob",
+    *,
+    chosen: str = "num_experts_per_tok",
+    of_width: bool = False,
+) -> Rule:
+    """Return the rule that reads the experts by the family's keys: their `number` and `width`, how many are `chosen`,
+    and of `shared` ones their number or, `of_width`, the width of all. `gate`: the key that says whether weights are
+    divided by their sum."""
 
     def read(keys: Keys, draft: Draft) -> Draft:
-        count, top_k, wide = keys.whole(number, *_EXPERTS), keys.whole("num_experts_per_tok"), keys.whole(width)
+        count, wide = keys.whole(number, *_EXPERTS), keys.whole(width)
+        top_k = keys.whole(chosen, "num_experts_per_tok")
         draft = draft.sized(experts=count, top_k=top_k, expert_ffn=wide)
         if top_k > count:
-            raise keys.fail(f"num_experts_per_tok {top_k}: more than the {count} experts")
+            raise keys.fail(f"{chosen} {top_k}: more than the {count} experts")
         if shared:
             found = keys.whole(shared) if keys.value(shared) else 0
             if of_width and found % wide:
@@ -255,6 +264,28 @@ def experts(number: str, width: str, shared: str = "", gate: str = "norm_topk_pr
 
 
 _EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"
+
+
+def from_block(keys: Keys, draft: Draft) -> Draft:
+    """Read which blocks have experts: each n-th, from one on, up to the last (ERNIE 4.5)."""
+    layers, every = draft.size("layers"), keys.whole("moe_layer_interval")
+    first, last = keys.value("moe_layer_start_index"), keys.value("moe_layer_end_index")
+    if last not in (-1, layers - 1):
+        raise keys.fail(f"moe_layer_end_index {show(last)}: no model here has it; possible is the last, {layers - 1}")
+    first = keys.whole("moe_layer_start_index") if first != 0 else 0
+    if not [at for at in range(first, layers) if (at + 1) % every == 0]:
+        raise keys.fail("no block has experts: change moe_layer_start_index or moe_layer_interval")
+    return draft.numbered(dense_first=first, experts_every=every)
+
+
+def without(*names: str) -> Rule:
+    """Return the rule that names these keys in a note: they say how a framework ran the model."""
+
+    def read(keys: Keys, draft: Draft) -> Draft:
+        given = [f"{key} {show(keys.value(key))}: planned without it" for key in names if keys.value(key)]
+        return draft.noted(*given)
+
+    return read
 
 
 def some_dense(keys: Keys, draft: Draft) -> Draft:
