@@ -69,6 +69,13 @@ def test_multi_token_prediction_is_named() -> None:
     assert note == "num_nextn_predict_layers 1: blocks of multi-token prediction are yours: --mtp-layers"
 
 
+def test_what_ernie_says_beside_its_model_is_named() -> None:
+    said = dict(moe_capacity=[64, 64, 64], moe_gate="topk", moe_use_aux_free=True, num_nextn_predict_layers=1)
+    capacity, further = read("ernie4_5_moe", **said).notes
+    assert capacity == "moe_capacity [64, 64, 64]: planned without it"
+    assert further.startswith("num_nextn_predict_layers 1: ")
+
+
 def test_a_stretched_base_is_one_base() -> None:
     found = read("hunyuan_v1_moe, alpha")
     assert found.sizes["rope_base"] == 10000.0 * 1000.0 ** (16 / 14)
