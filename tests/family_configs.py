@@ -133,9 +133,8 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             moe_num_experts=6, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=0, moe_layer_start_index=0,
             moe_layer_interval=2, tie_word_embeddings=False,
         ),
-        "hunyuan_v1_moe": _HEADS | dict(head_dim=16, intermediate_size=24, num_experts=6, moe_topk=[3] * 3),
-        "hunyuan_v1_moe, alpha": _HEADS | dict(
-            head_dim=16, intermediate_size=24, num_experts=6, moe_topk=2, attention_bias=True,
+        "hunyuan_v1_moe": _HEADS | dict(
+            head_dim=16, intermediate_size=24, num_experts=6, moe_topk=[3] * 3, attention_bias=True,
             rope_parameters=dict(rope_type="dynamic", alpha=1000.0, factor=1.0, rope_theta=10000.0),
         ),
         "granitemoe": _HEADS | _AUX | dict(

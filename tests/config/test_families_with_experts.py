@@ -77,7 +77,7 @@ def test_what_ernie_says_beside_its_model_is_named() -> None:
 
 
 def test_a_stretched_base_is_one_base() -> None:
-    found = read("hunyuan_v1_moe, alpha")
+    found = read("hunyuan_v1_moe")
     assert found.sizes["rope_base"] == 10000.0 * 1000.0 ** (16 / 14)
     assert found.numbers.scaling.kind == "default"
     assert not found.notes
