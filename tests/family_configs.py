@@ -69,6 +69,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             n_group=4, topk_group=2, rope_parameters=_YARN | dict(mscale=1.0, mscale_all_dim=0.5)
         ),
         "deepseek_v3, halves": _LATENT | dict(n_group=1, topk_group=1, rope_interleave=False),
+        "glm4_moe_lite": _LATENT | dict(rms_norm_eps=1e-3, mlp_layer_types=["dense", "sparse", "sparse"]),
         "gpt_oss": _HEADS | dict(
             head_dim=12, num_hidden_layers=4, sliding_window=8, num_local_experts=6, num_experts_per_tok=2,
             intermediate_size=24, rope_parameters=_YARN | dict(truncate=False),

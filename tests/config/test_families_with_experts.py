@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from family_configs import CONFIGS
+from family_configs import CONFIGS, written
 
 from zerosim.analysis.expect.closed_forms import active_of, parameters_of
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
+from zerosim.config.config_json import config_json
 from zerosim.config.huggingface.read import model_of
 from zerosim.config.numbers import Latents
 from zerosim.errors import InputError
@@ -20,6 +22,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"scoring_func": "softmax"}, 'scoring_func "softmax" is not modelled: expected "sigmoid"'),
     ("deepseek_v3", {"n_group": 3}, "n_group 3, topk_group 2: expected a divisor of 8 experts, and no more"),
     ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not modelled: expected 1"),
+    ("deepseek_v3", {"topk_method": "greedy"}, 'topk_method "greedy" is not modelled: expected "noaux_tc"'),
+    ("glm4_moe_lite", {"first_k_dense_replace": 2}, "first_k_dense_replace 2 is not modelled: expected 1"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types: no model here has them;"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["dense"] * 3}, "no block has experts: change "),
     ("deepseek_v2", {"topk_method": "noaux_tc"}, 'topk_method "noaux_tc" is not modelled: expected greedy or group_'),
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob true is not modelled: expected false"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias true is not modelled: expected false"),
@@ -83,6 +89,11 @@ def test_a_stretched_base_is_one_base() -> None:
     assert not found.notes
 
 
+def test_a_file_of_fewer_blocks_says_which_are_dense(tmp_path: Path) -> None:
+    config = RunConfig(model=written("glm4_moe_lite", tmp_path), layers=2, seq=8)
+    assert config_json(config.model, "bfloat16")["mlp_layer_types"] == ["dense", "sparse"]
+
+
 def test_llama4s_blocks_differ() -> None:
     numbers = read("llama4_text").numbers
     kinds = [numbers.kind(number, 1.0) for number in range(4)]
@@ -102,6 +113,7 @@ COUNTS = {  # of transformers 5.24's models
     "deepseek-v3": (671_026_404_352, 37_552_282_624),
     "kimi-k2": (1_026_408_209_408, 32_861_477_888),
     "moonlight-16b-a3b": (15_960_108_544, 2_914_774_528),
+    "glm-4.7-flash": (29_943_390_976, 3_896_763_136),
     "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
     "gpt-oss-120b": (116_829_156_672, 5_711_982_912),
     "llama4-scout": (107_769_861_120, 17_172_894_720),

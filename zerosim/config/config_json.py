@@ -84,6 +84,8 @@ def _changed(values: Mapping[str, Any], model: ModelConfig, before: ModelConfig)
     kinds, changed = [model.kind(number) for number in range(model.layers)], dict[str, Any]()
     if model.layers != before.layers and values.get("layer_types"):
         changed["layer_types"] = ["sliding_attention" if kind.window else "full_attention" for kind in kinds]
+    if model.layers != before.layers and values.get("mlp_layer_types"):
+        changed["mlp_layer_types"] = ["sparse" if kind.has_experts else "dense" for kind in kinds]
     if model.layers != before.layers and values.get("no_rope_layers"):
         changed["no_rope_layers"] = [int(kind.rotates) for kind in kinds]
     if model.layers != before.layers and values.get("num_decoder_layers"):

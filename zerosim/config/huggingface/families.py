@@ -123,7 +123,14 @@ _DEEPSEEK = {
     "routed_scaling_factor": 2.5,
     "moe_layer_freq": 1,
 }
-_V3 = {**_DEEPSEEK, "n_group": 8, "topk_group": 4, "rope_interleave": True, "scoring_func": "sigmoid"}
+_V3 = {
+    **_DEEPSEEK,
+    "n_group": 8,
+    "topk_group": 4,
+    "rope_interleave": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
 _LATENT = _names(head_dim=("qk_nope_head_dim",), kv_heads=())
 
 
@@ -133,7 +140,8 @@ _OF_EXPERTS = (
     some_dense,
     experts("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
 )
-_V3_RULES = *_SILU, *_OF_LATENTS, only("scoring_func", "sigmoid"), *_OF_EXPERTS, groups_of_experts
+_BALANCED = only("topk_method", "noaux_tc"), *_OF_EXPERTS, groups_of_experts
+_V3_RULES = *_SILU, *_OF_LATENTS, only("scoring_func", "sigmoid"), *_BALANCED
 _GEMMA = {**_ROPE, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "head_dim": 256}
 _GEMMA2 = {
     **_GEMMA,
@@ -361,6 +369,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     ),
     "deepseek_v3": Family(_LATENT, _V3, _V3_RULES),
     "kimi_k2": Family(_LATENT, _V3, _V3_RULES, row="deepseek_v3"),
+    "glm4_moe_lite": Family(
+        _LATENT,
+        {**_V3, "rms_norm_eps": 1e-5, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256,
+         "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "n_routed_experts": 64, "routed_scaling_factor": 1.8,
+         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "mlp_layer_types": None},
+        (*_V3_RULES, only("first_k_dense_replace", 1)), row="deepseek_v3",
+    ),
     "gpt_oss": Family(
         _COMMON,
         {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "head_dim": 64, "num_key_value_heads": 8,

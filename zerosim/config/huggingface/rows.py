@@ -107,13 +107,13 @@ def unless(key: str, value: object, **changes: object) -> Rule:
     return read
 
 
-def only(key: str, value: object) -> Rule:
+def only(key: str, *values: object) -> Rule:
     """Return the rule that refuses any other value of a key: another model, which no row says."""
 
     def read(keys: Keys, draft: Draft) -> Draft:
         given = keys.value(key)
-        if given is not None and given != value:
-            raise keys.fail(f"{key} {show(given)} is not modelled: expected {show(value)}")
+        if given is not None and given not in values:
+            raise keys.fail(f"{key} {show(given)} is not modelled: expected {' or '.join(map(show, values))}")
         return draft
 
     return read
@@ -299,8 +299,14 @@ def some_dense(keys: Keys, draft: Draft) -> Draft:
         raise keys.fail(f"mlp_only_layers {show(value)}: no model here has them; possible are none and the first ones")
     if keys.knows("first_k_dense_replace") and keys.value("first_k_dense_replace"):
         first = keys.whole("first_k_dense_replace")
+    if keys.knows("mlp_layer_types") and keys.value("mlp_layer_types") is not None:
+        kinds = keys.each("mlp_layer_types", str, layers)
+        first = kinds.count("dense")
+        if kinds != ["dense"] * first + ["sparse"] * (layers - first):
+            raise keys.fail("mlp_layer_types: no model here has them; possible are dense ones first, then sparse ones")
     if max(first, every) > layers or not [at for at in range(first, layers) if (at + 1) % every == 0]:
-        raise keys.fail("no block has experts: change decoder_sparse_step, mlp_only_layers or first_k_dense_replace")
+        named = "decoder_sparse_step, mlp_only_layers, first_k_dense_replace or mlp_layer_types"
+        raise keys.fail(f"no block has experts: change {named}")
     return draft.numbered(dense_first=first, experts_every=every)
 
 
