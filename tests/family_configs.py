@@ -142,6 +142,11 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             intermediate_size=24, num_local_experts=6, num_experts_per_tok=3, embedding_multiplier=3.0,
             attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0,
         ),
+        "dots1": _HEADS | dict(
+            n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=2,
+            first_k_dense_replace=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, attention_bias=True,
+            sliding_window=8, max_window_layers=1,
+        ),
         "t5": _T5,
         "t5, v1.1": _T5 | dict(
             num_decoder_layers=1, feed_forward_proj="gated-gelu", tie_word_embeddings=False,

@@ -12,7 +12,7 @@ from zerosim.config.huggingface.read import OTHER_NAMES
 from zerosim.config.inputs import read_json
 from zerosim.config.parts.model import ModelConfig
 
-_DEEPSEEK = ("deepseek_v2", "deepseek_v3")
+_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1")  # with DeepSeek's keys of experts
 _LOCAL = ("mixtral", "gpt_oss", "llama4_text", "granitemoe")
 _MIXED = ("qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", *_LOCAL, *_DEEPSEEK)
 _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -159,6 +159,7 @@ def _made(model: ModelConfig) -> dict[str, Any]:
             "shared_expert_intermediate_size": model.width("shared"),
             "qkv_bias": block.attention.columns.bias,
         },
+        "dots1": {"sliding_window": None, **groups, **scaled},
         "glm4_moe": {
             "use_qk_norm": bool(block.qk_norm),
             **groups,

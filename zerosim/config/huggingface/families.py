@@ -358,6 +358,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         _COMMON, {**_LLAMA, **_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2, **_AUXILIARY},
         (*_SILU, _BIAS, read_rope, read_numbers, experts("num_local_experts", "intermediate_size", gate="")),
     ),
+    "dots1": Family(
+        _COMMON,
+        {**_LLAMA, "num_key_value_heads": 32, "attention_bias": False, "sliding_window": 4096, "max_window_layers": 62,
+         "layer_types": None, "n_routed_experts": None, "num_experts_per_tok": None, "n_shared_experts": None,
+         "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+         "first_k_dense_replace": 0, "norm_topk_prob": False},
+        (*_SILU, _BIAS, read_rope, read_windows, only("scoring_func", "sigmoid", "noaux_tc"), *_BALANCED),
+    ),
     "deepseek_v2": Family(
         _LATENT,
         {**_DEEPSEEK, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,

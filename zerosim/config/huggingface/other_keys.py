@@ -64,7 +64,7 @@ _ENCODER = "an encoder whose blocks are not BERT's"
 LACKING: Mapping[str, str] = MappingProxyType(
     {
         "*moe*": _EXPERTS, "dbrx": _EXPERTS, "llama4*": _EXPERTS,
-        "dots1": _EXPERTS, "minimax*": _EXPERTS, "switch_transformers": _EXPERTS, "hy_v3": _EXPERTS,
+        "minimax*": _EXPERTS, "switch_transformers": _EXPERTS, "hy_v3": _EXPERTS,
         "deepseek_v*": f"{_LATENT}, experts", "kimi*": f"{_LATENT}, experts", "longcat*": f"{_LATENT}, experts",
         "glm_moe_dsa": f"{_LATENT}, experts", "minicpm3": _LATENT, "mimo*": _EXPERTS,
         "*mamba*": _STATES, "jamba": f"{_STATES}, experts", "bamba": _STATES, "zamba*": _STATES, "nemotron_h": _STATES,
