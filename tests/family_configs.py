@@ -147,6 +147,9 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             first_k_dense_replace=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, attention_bias=True,
             sliding_window=8, max_window_layers=1,
         ),
+        "minimax_m2": _HEADS | dict(
+            head_dim=16, rotary_dim=8, num_local_experts=6, num_experts_per_tok=3, intermediate_size=24,
+        ),
         "t5": _T5,
         "t5, v1.1": _T5 | dict(
             num_decoder_layers=1, feed_forward_proj="gated-gelu", tie_word_embeddings=False,

@@ -27,6 +27,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types: no model here has them;"),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense"] * 3}, "no block has experts: change "),
     ("dots1", {"scoring_func": "softmax"}, 'scoring_func "softmax" is not modelled: expected "sigmoid" or "noaux_tc"'),
+    ("minimax_m2", {"rotary_dim": 18}, "rotary_dim 18: more than the 16 columns of a head"),
+    ("minimax_m2", {"qk_norm_type": "per_head"}, 'qk_norm_type "per_head" is not modelled: expected "per_layer"'),
+    ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias false is not modelled: expected true"),
+    ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size 8 is not modelled: expected 0"),
+    ("minimax_m2", {"attn_type_list": [1, 0, 1]}, "attn_type_list: linear attention is not modelled: expected 1 for"),
     ("deepseek_v2", {"topk_method": "noaux_tc"}, 'topk_method "noaux_tc" is not modelled: expected greedy or group_'),
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob true is not modelled: expected false"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias true is not modelled: expected false"),
@@ -95,6 +100,14 @@ def test_a_file_of_fewer_blocks_says_which_are_dense(tmp_path: Path) -> None:
     assert config_json(config.model, "bfloat16")["mlp_layer_types"] == ["dense", "sparse"]
 
 
+def test_rotary_dim_counts_without_another_part() -> None:
+    assert read("minimax_m2").numbers.rotary_part == 0.5
+    assert read("minimax_m2", partial_rotary_factor=0.25).numbers.rotary_part == 0.25
+    whole = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    assert read("minimax_m2", rope_parameters=whole).numbers.rotary_part == 1.0
+    assert read("minimax_m2", rotary_dim=None).numbers.rotary_part == 1.0
+
+
 def test_llama4s_blocks_differ() -> None:
     numbers = read("llama4_text").numbers
     kinds = [numbers.kind(number, 1.0) for number in range(4)]
@@ -116,6 +129,7 @@ COUNTS = {  # of transformers 5.24's models
     "moonlight-16b-a3b": (15_960_108_544, 2_914_774_528),
     "glm-4.7-flash": (29_943_390_976, 3_896_763_136),
     "dots.llm1": (142_774_373_888, 14_016_581_120),
+    "minimax-m2": (228_689_748_992, 11_030_537_216),
     "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
     "gpt-oss-120b": (116_829_156_672, 5_711_982_912),
     "llama4-scout": (107_769_861_120, 17_172_894_720),

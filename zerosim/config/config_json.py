@@ -13,7 +13,7 @@ from zerosim.config.inputs import read_json
 from zerosim.config.parts.model import ModelConfig
 
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1")  # with DeepSeek's keys of experts
-_LOCAL = ("mixtral", "gpt_oss", "llama4_text", "granitemoe")
+_LOCAL = ("mixtral", "minimax_m2", "gpt_oss", "llama4_text", "granitemoe")
 _MIXED = ("qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", *_LOCAL, *_DEEPSEEK)
 _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

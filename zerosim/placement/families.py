@@ -167,9 +167,15 @@ def _experts(row: Decoder, experts: Experts, *, renames: bool = True) -> Decoder
     return _blocks(row, mlp=row.block.mlp._replace(experts=experts), renames=renames)
 
 
-MIXTRAL = _experts(
-    LLAMA,
-    Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"), in_files=((".mlp.", ".block_sparse_moe."),)),
+_W123 = Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"), in_files=((".mlp.", ".block_sparse_moe."),))
+MIXTRAL = _experts(LLAMA, _W123)
+MINIMAX_M2 = _experts(
+    _blocks(LLAMA, qk_norm="all"),
+    _W123._replace(
+        router="sigmoid",
+        biased=True,
+        in_files=((f".mlp.gate.{BALANCE}", f".block_sparse_moe.{BALANCE}"), *_W123.in_files),
+    ),
 )
 QWEN2_MOE = _experts(
     QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"), renames=False
@@ -461,6 +467,7 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "olmoe": OLMOE,
         "glm4_moe": GLM4_MOE,
         "dots1": DOTS1,
+        "minimax_m2": MINIMAX_M2,
         "ernie4_5_moe": ERNIE4_5_MOE,
         "hunyuan_v1_moe": HUNYUAN_V1_MOE,
         "granitemoe": GRANITEMOE,

@@ -17,6 +17,7 @@ from zerosim.config.huggingface.draft import Rule
 from zerosim.config.huggingface.hunyuan import hunyuan_experts, stretched_rope
 from zerosim.config.huggingface.latent import latent_attention, limited_groups, yarn_scores
 from zerosim.config.huggingface.llama4 import llama4_attention, one_shared, some_experts
+from zerosim.config.huggingface.minimax import as_m2
 from zerosim.config.huggingface.rope import read_rope
 from zerosim.config.huggingface.rows import (
     activation,
@@ -365,6 +366,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
          "first_k_dense_replace": 0, "norm_topk_prob": False},
         (*_SILU, _BIAS, read_rope, read_windows, only("scoring_func", "sigmoid", "noaux_tc"), *_BALANCED),
+    ),
+    "minimax_m2": Family(
+        _COMMON,
+        {**_LLAMA, "rope_theta": 5000000.0, "head_dim": 128, "num_key_value_heads": 8, "partial_rotary_factor": None,
+         "rotary_dim": None, "num_local_experts": 256, "num_experts_per_tok": 8, **_AUXILIARY,
+         "router_jitter_noise": 0.0},
+        (*_SILU, read_rope, experts("num_local_experts", "intermediate_size", gate=""), as_m2),
     ),
     "deepseek_v2": Family(
         _LATENT,

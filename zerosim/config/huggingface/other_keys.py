@@ -37,7 +37,7 @@ NOTED: Mapping[str, str] = MappingProxyType(
         "layer_types": "this family's blocks are all alike",
         "use_sliding_window": "this family has no windows",
         "num_nextn_predict_layers": "blocks of multi-token prediction are yours: --mtp-layers",
-        "num_mtp_layers": "blocks of multi-token prediction are yours: --mtp-layers",
+        "num_mtp_*": "blocks of multi-token prediction are yours: --mtp-layers",
         "aux_loss_alpha": "the auxiliary loss is yours: --aux-loss",
         "layerdrop": "planned with every block",
         "*drop*": "planned without it",

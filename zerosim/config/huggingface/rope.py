@@ -8,6 +8,7 @@ Source: modeling_rope_utils.py of huggingface/transformers 5.24.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -38,12 +39,15 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def read_rope(keys: Keys, draft: Draft) -> Draft:
-    """Read the base, the rotated part of a head, and the scaling. GPT-NeoX has names of its own for the first two."""
+    """Read the base, the rotated part of a head, and the scaling. GPT-NeoX has names of its own for the first two; of
+    MiniMax-M2's two for the part, rotary_dim counts where the other one is missing."""
     theta = "rotary_emb_base" if keys.knows("rotary_emb_base") else "rope_theta"
     outer = "rotary_pct" if keys.knows("rotary_pct") else "partial_rotary_factor"
     base, found = keys.number(theta), _object(keys)
     local = keys.number("rope_local_base_freq") if keys.knows("rope_local_base_freq") else 0.0
     full, sliding, given = found, None, keys.value(outer)
+    if given is None and keys.knows("rotary_dim") and keys.value("rotary_dim") is not None:
+        given = part_of_columns(keys, draft)
     if found is not None and {_FULL, _SLIDING} & found.values.keys():
         full, sliding = found.inner(_FULL, {}), found.inner(_SLIDING, {})
     if sliding is not None:
@@ -133,6 +137,15 @@ def _each(found: Keys, name: str, given: object, pairs: int) -> tuple[float, ...
         size = f"{len(given)} numbers" if isinstance(given, list) else show(given)
         raise found.fail(f"{name} {size}: expected a list of {pairs}, one for each pair of rotated columns")
     return tuple(Keys(found.name, {name: one}, {}).number(name) for one in given)
+
+
+def part_of_columns(keys: Keys, draft: Draft) -> float:
+    """Return the part of a head's columns that rotary_dim says."""
+    columns, head_dim = keys.whole("rotary_dim"), draft.size("head_dim")
+    if columns > head_dim:
+        raise keys.fail(f"rotary_dim {columns}: more than the {head_dim} columns of a head")
+    part = columns / head_dim
+    return part if int(head_dim * part) == columns else math.nextafter(part, 1.0)
 
 
 def _part(keys: Keys, given: object, key: str) -> float:

@@ -5,13 +5,13 @@ Source: modeling_*.py of huggingface/transformers 5.24.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
 from zerosim.config.huggingface.draft import Draft, Rule
 from zerosim.config.huggingface.keys import Keys, show
+from zerosim.config.huggingface.rope import part_of_columns
 from zerosim.placement.families import biased, t5
 
 Maps = Literal["columns", "rows", "mlp"]
@@ -126,11 +126,7 @@ def unscaled_scores(keys: Keys, draft: Draft) -> Draft:
 
 def rotary_columns(keys: Keys, draft: Draft) -> Draft:
     """Read the rotated columns of a head (GPT-J)."""
-    columns, head_dim = keys.whole("rotary_dim"), draft.size("head_dim")
-    if columns > head_dim:
-        raise keys.fail(f"rotary_dim {columns}: more than the {head_dim} columns of a head")
-    part = columns / head_dim
-    return draft.numbered(rotary_part=part if int(head_dim * part) == columns else math.nextafter(part, 1.0))
+    return draft.numbered(rotary_part=part_of_columns(keys, draft))
 
 
 def shared_by_all(keys: Keys, draft: Draft) -> Draft:
