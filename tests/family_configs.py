@@ -147,6 +147,11 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             first_k_dense_replace=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, attention_bias=True,
             sliding_window=8, max_window_layers=1,
         ),
+        "exaone_moe": _HEADS | dict(
+            head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, num_shared_experts=2,
+            sliding_window=8, sliding_window_pattern="LG", n_group=4, topk_group=2,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
         "minimax_m2": _HEADS | dict(
             head_dim=16, rotary_dim=8, num_local_experts=6, num_experts_per_tok=3, intermediate_size=24,
         ),

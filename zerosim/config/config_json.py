@@ -14,13 +14,13 @@ from zerosim.config.parts.model import ModelConfig
 
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1")  # with DeepSeek's keys of experts
 _LOCAL = ("mixtral", "minimax_m2", "gpt_oss", "llama4_text", "granitemoe")
-_MIXED = ("qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", *_LOCAL, *_DEEPSEEK)
+_MIXED = ("qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "exaone_moe", *_LOCAL, *_DEEPSEEK)
 _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "kv_heads": {"falcon": ("num_kv_heads",)},
         "experts": {
             **dict.fromkeys(_LOCAL, ("num_local_experts",)),
-            **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "hunyuan_v1_moe"), ("num_experts",)),
+            **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "hunyuan_v1_moe", "exaone_moe"), ("num_experts",)),
             **dict.fromkeys(("glm4_moe", *_DEEPSEEK), ("n_routed_experts",)),
             "ernie4_5_moe": ("moe_num_experts",),
         },
@@ -36,6 +36,7 @@ _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "shared_experts": {
             **dict.fromkeys(("glm4_moe", *_DEEPSEEK), ("n_shared_experts",)),
             "ernie4_5_moe": ("moe_num_shared_experts",),
+            "exaone_moe": ("num_shared_experts",),
         },
         "dropout": {
             **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
@@ -160,6 +161,14 @@ def _made(model: ModelConfig) -> dict[str, Any]:
             "qkv_bias": block.attention.columns.bias,
         },
         "dots1": {"sliding_window": None, **groups, **scaled},
+        "exaone_moe": {
+            "sliding_window": numbers.window or model.positions,  # blocks without one rotate nothing
+            "layer_types": [
+                "sliding_attention" if model.kind(number).rotates else "full_attention" for number in range(layers)
+            ],
+            **groups,
+            **scaled,
+        },
         "glm4_moe": {
             "use_qk_norm": bool(block.qk_norm),
             **groups,

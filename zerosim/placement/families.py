@@ -185,6 +185,7 @@ OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
 _BALANCED = Experts("sigmoid", ranks="two", shared="shared_experts", biased=True, is_wide=True)
 GLM4_MOE = _experts(biased(LLAMA, rows=False), _BALANCED)
 DOTS1 = _experts(QWEN3, _BALANCED)
+EXAONE_MOE = _experts(QWEN3, _BALANCED._replace(in_files=((f".mlp.gate.{BALANCE}", f".mlp.{BALANCE}"),)))
 _DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
 DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts", is_wide=True))
 DEEPSEEK_V3 = _experts(_DEEPSEEK, _BALANCED)
@@ -467,6 +468,7 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "olmoe": OLMOE,
         "glm4_moe": GLM4_MOE,
         "dots1": DOTS1,
+        "exaone_moe": EXAONE_MOE,
         "minimax_m2": MINIMAX_M2,
         "ernie4_5_moe": ERNIE4_5_MOE,
         "hunyuan_v1_moe": HUNYUAN_V1_MOE,

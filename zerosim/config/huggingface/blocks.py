@@ -22,7 +22,7 @@ def read_windows(keys: Keys, draft: Draft) -> Draft:
     if keys.value("sliding_window") is not None and slides:
         window = keys.whole("sliding_window")
     first = keys.whole("max_window_layers") if keys.value("max_window_layers") else 0
-    every = keys.whole("sliding_window_pattern") if keys.knows("sliding_window_pattern") else 0
+    every = _pattern(keys) if keys.knows("sliding_window_pattern") else 0
     plain = keys.knows("no_rope_layers") and keys.value("layer_types") is None
     if keys.knows("layer_types") and keys.value("layer_types") is not None:
         sliding = _sliding(keys, layers)
@@ -45,6 +45,12 @@ def read_windows(keys: Keys, draft: Draft) -> Draft:
     return draft.numbered(window=window, full_every=every, window_from=min(first, layers))
 
 
+def _pattern(keys: Keys) -> int:
+    """Return the n of which each n-th block has no window, 0 where letters say it: those repeat what a list says."""
+    key, listed = "sliding_window_pattern", keys.knows("layer_types") and keys.value("layer_types") is not None
+    return 0 if listed and isinstance(keys.value(key), str) else keys.whole(key)
+
+
 def read_plain(keys: Keys, draft: Draft) -> Draft:
     """Read which blocks do not rotate q and k (SmolLM3)."""
     layers = draft.size("layers")
@@ -62,6 +68,11 @@ def read_plain(keys: Keys, draft: Draft) -> Draft:
 def plain_where_full(keys: Keys, draft: Draft) -> Draft:
     """Rotate q and k only in blocks with a window (Command R7B)."""
     return draft.numbered(plain_full=True)
+
+
+def plain_beside_windows(keys: Keys, draft: Draft) -> Draft:
+    """Rotate q and k only in blocks with a window if a window is given, else in all (K-EXAONE)."""
+    return draft if keys.value("sliding_window") is None else plain_where_full(keys, draft)
 
 
 def _sliding(keys: Keys, layers: int) -> list[bool]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
+from zerosim.config.huggingface.blocks import plain_beside_windows, plain_where_full, read_plain, read_windows
 from zerosim.config.huggingface.draft import Rule
 from zerosim.config.huggingface.hunyuan import hunyuan_experts, stretched_rope
 from zerosim.config.huggingface.latent import latent_attention, limited_groups, yarn_scores
@@ -366,6 +366,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
          "first_k_dense_replace": 0, "norm_topk_prob": False},
         (*_SILU, _BIAS, read_rope, read_windows, only("scoring_func", "sigmoid", "noaux_tc"), *_BALANCED),
+    ),
+    "exaone_moe": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4,
+         "layer_types": None, "mlp_layer_types": None, "first_k_dense_replace": 1, "num_experts": 64,
+         "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1024, "norm_topk_prob": True,
+         "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1},
+        (*_SILU, read_rope, read_windows, plain_beside_windows, only("scoring_func", "sigmoid"),
+         only("topk_method", "noaux_tc"), some_dense,
+         experts("num_experts", "moe_intermediate_size", "num_shared_experts"), groups_of_experts),
     ),
     "minimax_m2": Family(
         _COMMON,
