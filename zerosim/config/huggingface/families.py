@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zerosim.config.huggingface.blocks import plain_beside_windows, plain_where_full, read_plain, read_windows
 from zerosim.config.huggingface.draft import Rule
+from zerosim.config.huggingface.experts import experts, from_block, groups_of_experts, some_dense
 from zerosim.config.huggingface.hunyuan import hunyuan_experts, stretched_rope
 from zerosim.config.huggingface.latent import latent_attention, limited_groups, yarn_scores
 from zerosim.config.huggingface.llama4 import llama4_attention, one_shared, some_experts
@@ -23,16 +24,12 @@ from zerosim.config.huggingface.rows import (
     activation,
     biases,
     dropouts,
-    experts,
     falcon,
-    from_block,
-    groups_of_experts,
     only,
     padded_positions,
     read_numbers,
     rotary_columns,
     shared_by_all,
-    some_dense,
     t5_blocks,
     t5_head,
     token_types,

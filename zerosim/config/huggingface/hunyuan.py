@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from zerosim.config.huggingface.draft import Draft
+from zerosim.config.huggingface.experts import experts
 from zerosim.config.huggingface.keys import Keys, show
 from zerosim.config.huggingface.llama4 import one_shared
 from zerosim.config.huggingface.rope import read_rope
-from zerosim.config.huggingface.rows import experts, only
+from zerosim.config.huggingface.rows import only
 
 
 def hunyuan_experts(keys: Keys, draft: Draft) -> Draft:

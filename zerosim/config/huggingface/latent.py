@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from zerosim.config.huggingface.draft import Draft
+from zerosim.config.huggingface.experts import groups_of_experts
 from zerosim.config.huggingface.keys import Keys, show
-from zerosim.config.huggingface.rows import groups_of_experts
 from zerosim.config.numbers import Latents
 from zerosim.placement.families import latent
 
