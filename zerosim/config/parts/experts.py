@@ -211,13 +211,15 @@ def rules(
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
         yield wrong("dispatcher", f" {experts.dispatcher!r}: all experts are on every rank; pass --ep 2, for one")
     if experts.shared_expert_overlap:
-        can = "; pass --shared-experts 1" if model.decoder.block.mlp.dense else ""
+        can = "; pass --shared-experts 1, or" if model.decoder.block.mlp.dense else ";"
         why = "" if model.has_shared_experts else f"{model.family} has no shared experts{can}"
-        why = why or ("all experts are on every rank; pass --ep 2, for one" if mesh.ep == 1 else "")
+        why = why or ("all experts are on every rank; pass --ep 2, or" if mesh.ep == 1 else "")
         sends = experts.dispatcher
-        why = why or (f"dispatcher {sends} runs nothing beside itself; choose alltoall" if sends != "alltoall" else "")
+        why = why or (
+            f"dispatcher {sends} runs nothing beside itself; choose alltoall, or" if sends != "alltoall" else ""
+        )
         if why:
-            yield wrong("shared_expert_overlap", f": {why}, or leave it out")
+            yield wrong("shared_expert_overlap", f": {why} leave it out")
     how = experts.spread_of(model.experts, 0)
     if how is not None and len(how.shares) not in (0, model.experts):
         yield wrong("routing", f" {experts.routing!r}: has {len(how.shares)} shares for {model.experts} experts")
@@ -249,11 +251,13 @@ def rules(
     cut_by = next((name for name in ("tp", "etp") if mesh.axes.size(name) > 1), "")
     if adapted and cut_by:
         yield wrong(
-            "lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose {cut_by} 1, or q,k,v,o"
+            "lora_target",
+            f" {tuning.lora_target!r}: adapters of experts are whole; choose {cut_by} 1, or lora_target q,k,v,o",
         )
     if tuning.lora_dropout and adapted:
         yield wrong(
-            "lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0, or q,k,v,o"
+            "lora_dropout",
+            f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0, or lora_target q,k,v,o",
         )
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
