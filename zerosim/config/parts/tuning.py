@@ -245,5 +245,8 @@ def renames(block: Block, tuning: TuningConfig) -> bool:
 
 def adapts_bare(tuning: TuningConfig, block: Block) -> bool:
     """Return whether weights of no nn.Linear get adapters: experts' stacks, or the router's."""
-    bare = {name: one.words for name, one in block.targets(by_module=tuning.lora_by_rows) if one.is_bare}
-    return any(is_target(word, name, words) for word in tuning.targets for name, words in bare.items())
+    return any(
+        one.is_bare and is_target(word, name, one.words)
+        for word in tuning.targets
+        for name, one in block.targets(by_module=tuning.lora_by_rows)
+    )
